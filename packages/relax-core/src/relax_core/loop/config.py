@@ -1,0 +1,109 @@
+"""Settings of the run loop: sampling, rewards, evaluation, supervised batches and checkpoints."""
+
+from typing import Literal, Self
+
+from pydantic import model_validator
+
+from relax_core.config.section import Section, setting
+
+
+class RolloutConfig(Section):
+    """How completions are sampled for one step."""
+
+    engine: str = setting(
+        "transformers", "Engine that samples: a name of the entry-point group relax_rollout.engines."
+    )
+    prompts_per_step: int = setting(32, "Prompts whose groups make one batch.", unit="prompts", ge=1)
+    samples_per_prompt: int = setting(
+        8, "Completions sampled for each prompt: the size of a group.", unit="completions", ge=1
+    )
+    max_new_tokens: int = setting(1024, "Length at which a completion is cut.", unit="tokens", ge=1)
+    temperature: float = setting(1.0, "Sampling temperature; 0 takes the likeliest token.", ge=0)
+    top_p: float = setting(
+        1.0, "Samples from the smallest set of tokens of this total probability; 1 is off.", gt=0, le=1
+    )
+    top_k: int = setting(0, "Samples from this many likeliest tokens; 0 is off.", unit="tokens", ge=0)
+    max_batch_size: int = setting(
+        256, "Sequences the embedded engine decodes together at most.", unit="sequences", ge=1
+    )
+    dynamic_sampling: bool = setting(
+        False, "Drops groups whose rewards are all equal and samples new prompts in their place (DAPO)."
+    )
+    over_sampling: float = setting(
+        1.0, "Prompts sampled per prompt wanted in each round of dynamic sampling.", ge=1
+    )
+    max_refills: int = setting(
+        8,
+        "Rounds of dynamic sampling after which a step goes on with the groups it has.",
+        unit="rounds",
+        ge=0,
+    )
+    max_logprob_gap: float | None = setting(
+        None,
+        "Mean absolute difference between trainer and rollout log-probs at which the run stops; null is off.",
+        unit="nats",
+        gt=0,
+    )
+
+    @model_validator(mode="after")
+    def _over_sampling_needs_filter(self) -> Self:
+        if self.over_sampling > 1 and not self.dynamic_sampling:
+            raise ValueError(
+                f"over_sampling {self.over_sampling:g} has no effect while dynamic_sampling is false: "
+                "set dynamic_sampling to true or over_sampling to 1"
+            )
+        return self
+
+
+class RewardConfig(Section):
+    """How a completion is scored."""
+
+    function: str = setting(
+        "math", "Reward: math, exact_match or your own function as module:function.", min_length=1
+    )
+    timeout_s: float = setting(
+        10.0, "Time after which scoring one completion counts as failed.", unit="seconds", gt=0
+    )
+    concurrency: int = setting(4, "Completions scored at the same time.", unit="completions", ge=1)
+    failed_score: float = setting(0.0, "Reward of a completion whose scoring failed.")
+
+
+class EvalConfig(Section):
+    """How held-out prompts are evaluated."""
+
+    every: int = setting(
+        0, "Steps between evaluations while training; 0 evaluates before and after only.", unit="steps", ge=0
+    )
+    before: bool = setting(True, "Evaluates before the first step.")
+    after: bool = setting(True, "Evaluates after the last step.")
+    max_prompts: int | None = setting(
+        None, "Held-out prompts evaluated, from the first on; null takes all.", unit="prompts", ge=1
+    )
+    samples_per_prompt: int = setting(
+        1, "Completions for each held-out prompt, averaged.", unit="completions", ge=1
+    )
+    temperature: float = setting(0.0, "Sampling temperature; 0 takes the likeliest token.", ge=0)
+    top_p: float = setting(
+        1.0, "Samples from the smallest set of tokens of this total probability; 1 is off.", gt=0, le=1
+    )
+    max_new_tokens: int | None = setting(
+        None, "Length at which a completion is cut; null takes rollout.max_new_tokens.", unit="tokens", ge=1
+    )
+
+
+class SftConfig(Section):
+    """The batch of supervised fine-tuning (`algorithm.name: sft`)."""
+
+    samples_per_step: int = setting(64, "Conversations that make one batch.", unit="samples", ge=1)
+
+
+class CheckpointConfig(Section):
+    """When the state of a run is saved, and what is kept."""
+
+    every: int = setting(
+        50, "Steps between checkpoints; 0 saves at the end and on interruption only.", unit="steps", ge=0
+    )
+    keep: int = setting(2, "Newest checkpoints kept; older ones are deleted.", unit="checkpoints", ge=1)
+    export: Literal["end", "never"] = setting(
+        "end", "When the model is written to hf/ as a Hugging Face directory."
+    )

@@ -1,0 +1,38 @@
+"""Settings of the run itself: name, place, length, device and what is logged."""
+
+from pathlib import Path
+from typing import Literal
+
+from relax_core.config.section import Section, setting
+
+
+class RunConfig(Section):
+    """Where a run lives, how long it is and on what it runs."""
+
+    name: str | None = setting(
+        None,
+        "Name of the run directory; null makes one of the recipe's name and the time.",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
+    )
+    dir: Path = setting(Path("runs"), "Folder that holds the run directories.")
+    steps: int = setting(100, "Steps of the run: batches trained on.", unit="steps", ge=1)
+    seed: int = setting(0, "Seed of everything random in the run.", ge=0, lt=2**32)
+    device: Literal["auto", "cpu", "cuda", "npu"] = setting(
+        "auto", "Device that trains and samples; auto takes npu, then cuda, then cpu."
+    )
+    placement: Literal["inline", "ray"] = setting(
+        "inline", "One process (inline), or trainer and engines as Ray actors (ray)."
+    )
+    threads: int = setting(0, "CPU threads of torch's operators; 0 takes every core.", unit="threads", ge=0)
+    progress: Literal["auto", "live", "plain", "none"] = setting(
+        "auto", "Progress on the terminal; auto is live on a terminal and plain lines elsewhere."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = setting(
+        "info", "Least severe messages that reach log.txt; the terminal shows warnings and errors."
+    )
+    samples_per_step: int = setting(
+        16, "Completions written to samples.jsonl each step.", unit="completions", ge=0
+    )
+    wandb_project: str = setting(
+        "relax", "Weights & Biases project, used when WANDB_API_KEY is set.", min_length=1
+    )

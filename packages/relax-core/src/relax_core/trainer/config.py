@@ -1,0 +1,48 @@
+"""Settings of the trainer: optimizer, schedule, micro-batches, recompute and precision."""
+
+from typing import Literal, Self
+
+from pydantic import model_validator
+
+from relax_core.config.section import Section, setting
+
+
+class TrainerConfig(Section):
+    """How one batch becomes one weight update."""
+
+    lr: float = setting(1e-6, "Peak learning rate of Adam.", gt=0)
+    min_lr: float = setting(0.0, "Learning rate at the end of a linear or cosine schedule.", ge=0)
+    schedule: Literal["constant", "linear", "cosine"] = setting(
+        "constant", "Shape of the learning rate after the warm-up, over all steps of the run."
+    )
+    warmup_steps: int = setting(
+        0, "Steps over which the learning rate rises linearly from 0.", unit="optimizer steps", ge=0
+    )
+    weight_decay: float = setting(0.0, "Decoupled weight decay (AdamW) of every matrix.", ge=0)
+    beta1: float = setting(0.9, "Adam's decay of the mean of gradients.", ge=0, lt=1)
+    beta2: float = setting(0.95, "Adam's decay of the mean of squared gradients.", ge=0, lt=1)
+    eps: float = setting(1e-8, "Adam's term against division by zero.", gt=0)
+    clip_grad: float = setting(1.0, "Global gradient norm above which gradients are scaled; 0 is off.", ge=0)
+    optimizer_steps_per_batch: int = setting(
+        1, "Parts a batch is split into, each giving one optimizer step.", unit="optimizer steps", ge=1
+    )
+    micro_batch_tokens: int = setting(
+        8192,
+        "Tokens packed into one forward and backward pass at most; longer samples go alone.",
+        unit="tokens",
+        ge=1,
+    )
+    recompute: Literal["none", "selective", "full"] = setting(
+        "none", "Activations computed again in the backward pass instead of kept."
+    )
+    precision: Literal["fp32", "bf16"] = setting(
+        "bf16", "Number format of weights and activations; the optimizer always keeps fp32."
+    )
+
+    @model_validator(mode="after")
+    def _min_lr_below_peak(self) -> Self:
+        if self.min_lr > self.lr:
+            raise ValueError(
+                f"min_lr {self.min_lr:g} is above lr {self.lr:g}: give a min_lr of at most {self.lr:g}"
+            )
+        return self
