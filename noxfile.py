@@ -1,0 +1,135 @@
+"""Checks, builds and resolves Relax: `uvx nox` runs lint, types, tests and e2e; `nox -l` lists the rest."""
+
+import os
+import shutil
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2025.2.9"
+nox.options.default_venv_backend = "uv"
+nox.options.sessions = ["lint", "types", "tests", "e2e"]
+nox.options.reuse_venv = "yes"
+# A Python that is asked for and not there is an error with the name of what is missing, never a silent skip.
+nox.options.error_on_missing_interpreters = True
+
+ROOT = Path(__file__).parent
+PYTHON = "3.11"  # another one: `nox --force-python 3.12 -s tests`
+# Each package with the siblings that it depends on.
+PACKAGES: dict[str, tuple[str, ...]] = {
+    "relax-kernels": (),
+    "relax-bridge": (),
+    "relax-rollout": (),
+    "relax-core": ("relax-kernels", "relax-bridge", "relax-rollout"),
+    "relax-npu": (),
+}
+# The hooks of `lint`; .pre-commit-config.yaml calls each of them by its name.
+HOOKS: dict[str, tuple[str, ...]] = {
+    "ruff-check": ("ruff", "check", "."),
+    "ruff-format": ("ruff", "format", "--check", "."),
+    "imports": ("lint-imports",),
+}
+per_package = nox.parametrize("package", list(PACKAGES), ids=list(PACKAGES))
+os.environ.setdefault(
+    "UV_LINK_MODE", "hardlink"
+)  # torch is gigabytes: environments share one copy with the cache
+
+
+def one_thread() -> dict[str, str]:
+    """Two cores and several processes: a thread pool in each would only make them wait for one another."""
+    return {name: os.environ.get(name, "1") for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+
+
+def sync_workspace(session: nox.Session) -> None:
+    """Makes the session's environment what `uv sync --group dev` gives a developer."""
+    where = {"UV_PROJECT_ENVIRONMENT": session.virtualenv.location}
+    session.run_install(
+        "uv", "sync", "--group", "dev", "--python", session.virtualenv.location, env=where, external=True
+    )
+
+
+def run_pytest(session: nox.Session, *args: str, env: dict[str, str] | None = None) -> None:
+    """Runs pytest of the session's environment; arguments behind `--` on nox's line come last."""
+    session.run("python", "-m", "pytest", *args, *session.posargs, env=one_thread() | (env or {}))
+
+
+@nox.session(python=PYTHON, tags=["check"])
+def lint(session: nox.Session) -> None:
+    """ruff (rules and format) and the import directions; `nox -s lint -- ruff-check` runs one of them."""
+    unknown = set(session.posargs) - set(HOOKS)
+    if unknown:
+        session.error(f"no such hook: {', '.join(sorted(unknown))}; there are {', '.join(HOOKS)}")
+    session.install("--exact", "--group", "lint")
+    sources = os.pathsep.join(str(ROOT / "packages" / name / "src") for name in PACKAGES)
+    for name in session.posargs or HOOKS:
+        session.run(*HOOKS[name], env={"PYTHONPATH": sources})
+
+
+@nox.session(python=PYTHON, tags=["check"])
+def types(session: nox.Session) -> None:
+    """`mypy --strict` over the five packages and the scripts."""
+    sync_workspace(session)
+    session.run("mypy", *(f"packages/{name}/src" for name in PACKAGES), "scripts", *session.posargs)
+
+
+@nox.session(python=PYTHON, tags=["check"])
+@per_package
+def tests(session: nox.Session, package: str) -> None:
+    """One package's tests, alone with its declared dependencies, in the pinned versions."""
+    needs_torch = package != "relax-npu"
+    groups = ["--group", "test", *(["--group", "accelerator"] if needs_torch else [])]
+    # The exact pins of the root's [tool.uv] apply here as well.
+    session.install("--exact", *groups, "-e", f"packages/{package}")
+    run_pytest(session, f"packages/{package}/tests")
+
+
+@nox.session(python=PYTHON)
+@per_package
+def tests_lowest(session: nox.Session, package: str) -> None:
+    """One package's tests with the oldest versions that its pyproject.toml admits."""
+    editable = [arg for name in (*PACKAGES[package], package) for arg in ("-e", f"packages/{name}")]
+    # --no-config leaves the exact pins aside; the test tools come second and may be new.
+    session.install("--exact", "--no-config", "--resolution", "lowest-direct", *editable)
+    session.install("--no-config", "--group", "test")
+    run_pytest(session, f"packages/{package}/tests")
+
+
+@nox.session(python=PYTHON, reuse_venv=False)
+@per_package
+def wheel(session: nox.Session, package: str) -> None:
+    """Builds a package's wheel and, alone in a clean environment, imports it and runs its tests."""
+    dist = Path(session.create_tmp()) / "dist"
+    shutil.rmtree(dist, ignore_errors=True)
+    for name in (*PACKAGES[package], package):
+        session.run_install(
+            "uv", "build", "--wheel", "--package", name, "--out-dir", str(dist), external=True, silent=True
+        )
+    module = package.replace("-", "_")
+    (built,) = dist.glob(f"{module}-*.whl")
+    session.install("--no-config", "--find-links", str(dist), str(built))
+    session.cd(dist)
+    show = f"import {module} as m; print('{package}', m.__version__); assert 'site-packages' in m.__file__"
+    session.run("python", "-c", show)
+    session.cd(ROOT)
+    session.install("--no-config", "--group", "test")
+    run_pytest(session, f"packages/{package}/tests")
+
+
+@nox.session(python=PYTHON, tags=["check"])
+def e2e(session: nox.Session) -> None:
+    """What spans packages: repository rules, the README's own commands, a newcomer's first run."""
+    sync_workspace(session)
+    run_pytest(session, "tests", env={"UV_PROJECT_ENVIRONMENT": session.virtualenv.location})
+
+
+@nox.session(python=PYTHON)
+def lock(session: nox.Session) -> None:
+    """Resolves everything afresh and writes the exact pins into the root pyproject.toml."""
+    session.run("python", "scripts/pins.py", "--write")
+    session.run("python", "scripts/versions.py", "--write")
+
+
+@nox.session(python=PYTHON)
+def docs(session: nox.Session) -> None:
+    """Writes the pages of docs/ that are generated from the files that they describe."""
+    session.run("python", "scripts/versions.py", "--write")
