@@ -1,5 +1,41 @@
-"""Typed configuration: each component declares its own `Section`; the root config only composes them."""
+"""Typed configuration: each component declares its own `Section`; the root config only composes them.
+
+`RelaxConfig` and the functions around it load on first use, because they import every component's sections.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from relax_core.config.section import Section, setting
 
-__all__ = ["Section", "setting"]
+if TYPE_CHECKING:
+    from relax_core.config.problems import ConfigError, Problem
+    from relax_core.config.resolve import load_config, resolve
+    from relax_core.config.root import RelaxConfig
+    from relax_core.config.yaml_text import dump_config
+
+__all__ = [
+    "ConfigError",
+    "Problem",
+    "RelaxConfig",
+    "Section",
+    "dump_config",
+    "load_config",
+    "resolve",
+    "setting",
+]
+
+_HOME = {
+    "ConfigError": "problems",
+    "Problem": "problems",
+    "RelaxConfig": "root",
+    "dump_config": "yaml_text",
+    "load_config": "resolve",
+    "resolve": "resolve",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -1,0 +1,136 @@
+"""From layers of settings to one validated config, or to every problem at once."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from relax_core.config.checks import cross_problems
+from relax_core.config.fields import rows_by_path, section_at, subsections
+from relax_core.config.layer import Layer
+from relax_core.config.overrides import parse_overrides
+from relax_core.config.problems import ConfigError, Problem, nearest
+from relax_core.config.root import RelaxConfig
+from relax_core.config.yaml_text import Path, show
+from relax_core.recipes import read_recipe
+
+Config = TypeVar("Config", bound=BaseModel)
+
+
+def load_config(recipe: str, overrides: Sequence[str] = ()) -> RelaxConfig:
+    """The config of a recipe with dotted flags over it.
+
+    Args:
+        recipe: name of a built-in recipe, or path of a YAML file.
+        overrides: flags such as `["--run.steps", "20"]`.
+
+    Raises:
+        ConfigError: with every problem of recipe and flags together.
+    """
+    return resolve(RelaxConfig, [read_recipe(recipe), parse_overrides(RelaxConfig, overrides)])
+
+
+def resolve(model: type[Config], layers: Iterable[Layer]) -> Config:
+    """Merges layers, the later over the earlier, and validates the result.
+
+    Sections and free mappings merge key by key; every other value replaces the one before. Values are
+    validated strictly: `"3"` is no integer, `1` is no boolean.
+
+    Raises:
+        ConfigError: with the problems of all layers and of validation.
+    """
+    layer = Layer()
+    for above in layers:
+        layer = above.over(layer)
+    values = _without_empty_sections(model, layer.values)
+    problems = list(layer.problems)
+    try:
+        config = model.model_validate_json(json.dumps(values), strict=True)
+    except ValidationError as error:
+        found = [_problem(model, detail, values, layer.origins) for detail in error.errors(include_url=False)]
+        problems += list({problem.path: problem for problem in reversed(found) if problem.path}.values())[
+            ::-1
+        ]
+        problems += cross_problems(_valid_sections(model, values))
+        raise ConfigError(problems) from None
+    if problems:
+        raise ConfigError(problems)
+    return config
+
+
+def _without_empty_sections(model: type[BaseModel], values: dict[str, Any]) -> dict[str, Any]:
+    inner = subsections(model)
+    cleaned: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in inner or value is not None:
+            whole = key in inner and isinstance(value, dict)
+            cleaned[key] = _without_empty_sections(inner[key], value) if whole else value
+    return cleaned
+
+
+def _valid_sections(model: type[BaseModel], values: Mapping[str, Any]) -> dict[str, BaseModel]:
+    valid = {}
+    for name, section in subsections(model).items():
+        try:
+            valid[name] = section.model_validate_json(json.dumps(values.get(name, {})), strict=True)
+        except ValidationError:
+            continue
+    return valid
+
+
+def _problem(
+    model: type[BaseModel], detail: ErrorDetails, values: Mapping[str, Any], origins: Mapping[Path, str]
+) -> Problem:
+    path = _real_path(model, tuple(str(part) for part in detail["loc"]))
+    row = rows_by_path(model).get(path)
+    origin = next((origins[path[:i]] for i in range(len(path), 0, -1) if path[:i] in origins), None)
+    given = _given(values, path)
+    message = detail["msg"].removeprefix("Value error, ")
+    if detail["type"] == "extra_forbidden":
+        return _unknown(model, path, given, origin)
+    if detail["type"] == "missing":
+        return Problem(path, "must be set", allowed=row.allowed if row else None)
+    if detail["type"] in ("value_error", "assertion_error"):
+        return Problem(path, message, given if row else None, origin if row else None)
+    if section_at(model, path) is not None:
+        return Problem(path, "a section holds settings, such as `name: value`", given, origin)
+    if row is None:
+        return Problem(path, message, given, origin)
+    near = nearest(str(given).strip('"'), row.choices) if row.choices else None
+    return Problem(path, "not allowed", given, origin, row.allowed, near)
+
+
+def _unknown(model: type[BaseModel], path: Path, given: str | None, origin: str | None) -> Problem:
+    parent = section_at(model, path[:-1]) or model
+    is_section = len(path) == 1
+    near = nearest(".".join(path), [".".join((*path[:-1], name)) for name in parent.model_fields])
+    if near is None:
+        near = nearest(".".join(path), [".".join(known) for known in rows_by_path(model)])
+    return Problem(
+        path,
+        "unknown section" if is_section else "unknown setting",
+        None if is_section else given,
+        origin,
+        allowed=", ".join(parent.model_fields),
+        nearest=near,
+    )
+
+
+def _real_path(model: type[BaseModel], location: Path) -> Path:
+    """Cuts pydantic's location after the field: what follows names members of unions and containers."""
+    for length in range(1, len(location)):
+        if location[:length] in rows_by_path(model):
+            return location[:length]
+    return location
+
+
+def _given(values: Mapping[str, Any], path: Path) -> str | None:
+    value: Any = values
+    for name in path:
+        if not isinstance(value, Mapping) or name not in value:
+            return None
+        value = value[name]
+    text = show(value)
+    return text if len(text) <= 200 else f"{text[:197]}..."

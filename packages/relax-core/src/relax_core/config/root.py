@@ -1,0 +1,30 @@
+"""The whole configuration of a run: it only composes the sections of the components."""
+
+from typing import Self
+
+from pydantic import model_validator
+
+from relax_core.config.checks import cross_problems
+from relax_core.config.section import Section, setting
+from relax_core.loop.config import CheckpointConfig, EvalConfig, RewardConfig, RolloutConfig, SftConfig
+from relax_core.run.config import RunConfig
+from relax_core.trainer.config import TrainerConfig
+
+
+class RelaxConfig(Section):
+    """One run of `relax-train`."""
+
+    run: RunConfig = setting(RunConfig(), "The run itself.")
+    trainer: TrainerConfig = setting(TrainerConfig(), "The weight update.")
+    rollout: RolloutConfig = setting(RolloutConfig(), "Sampling.")
+    reward: RewardConfig = setting(RewardConfig(), "Scoring.")
+    eval: EvalConfig = setting(EvalConfig(), "Evaluation.")
+    sft: SftConfig = setting(SftConfig(), "Supervised fine-tuning.")
+    checkpoint: CheckpointConfig = setting(CheckpointConfig(), "Checkpoints.")
+
+    @model_validator(mode="after")
+    def _sections_fit_together(self) -> Self:
+        problems = cross_problems({name: getattr(self, name) for name in type(self).model_fields})
+        if problems:
+            raise ValueError("\n".join(str(problem) for problem in problems))
+        return self
