@@ -1,0 +1,33 @@
+"""Finds the weight map of a model by its `model_type` among the installed tables."""
+
+from collections.abc import Callable, Iterable, Mapping
+from importlib.metadata import entry_points
+from typing import Any
+
+from relax_bridge.errors import ConfigError
+from relax_bridge.model_map import ModelMap
+
+GROUP = "relax_bridge.models"
+
+
+def model_map(
+    config: Mapping[str, Any], *, names: Iterable[str] | None = None, mtp_layers: int | None = None
+) -> ModelMap:
+    """The weight map of a model, by entry point group `relax_bridge.models`.
+
+    Args:
+        config: the parsed `config.json`.
+        names: the checkpoint's tensor names, where known: they settle what the config leaves open (the
+            prefix `model.` or `model.language_model.`).
+        mtp_layers: the number of multi-token-prediction layers of the *model*; by default the config's.
+
+    Raises:
+        ConfigError: no `model_type`, no table for it, or a config the table cannot describe.
+    """
+    kind = config.get("model_type")
+    found = {entry.name: entry for entry in entry_points(group=GROUP)}
+    if kind not in found:
+        known = ", ".join(sorted(found)) or "none (is relax-bridge installed?)"
+        raise ConfigError(f"no weight map for model_type {kind!r}; installed: {known}")
+    build: Callable[..., ModelMap] = found[kind].load()
+    return build(config, names=names, mtp_layers=mtp_layers)
