@@ -1,0 +1,76 @@
+"""NVIDIA GPUs, as torch and megatron-core use them: nothing to transfer."""
+
+import os
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from relax_core.device.protocol import DeviceMemory
+from relax_core.device.seeding import seed_host
+
+
+class CudaDevice:
+    """The `cuda` device: NCCL collectives, torch's own streams and memory statistics."""
+
+    name = "cuda"
+    torch_type = "cuda"
+    collective_backend = "nccl"
+    visible_variable: str | None = "CUDA_VISIBLE_DEVICES"
+    deterministic_variables: dict[str, str] = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # noqa: RUF012
+
+    def prepare(self) -> None:
+        """Nothing: megatron-core is written for this device."""
+
+    def init(self, local_rank: int = 0) -> torch.device:
+        """Takes GPU `local_rank` of the visible ones.
+
+        Raises:
+            ValueError: torch sees no GPU, or fewer than `local_rank + 1`.
+        """
+        count = torch.cuda.device_count()
+        if local_rank >= count:
+            raise ValueError(
+                f"local rank {local_rank} needs {local_rank + 1} GPUs, but torch sees {count} "
+                f"(CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'unset')}); "
+                "start fewer ranks, or use the cpu device"
+            )
+        torch.cuda.set_device(local_rank)
+        return torch.device("cuda", local_rank)
+
+    def seed(self, seed: int) -> None:
+        """Seeds python, numpy, torch and every GPU's generator."""
+        seed_host(seed)
+        torch.cuda.manual_seed_all(seed)
+
+    def synchronize(self) -> None:
+        """Waits for all queued work of the current GPU."""
+        torch.cuda.synchronize()
+
+    def memory(self) -> DeviceMemory:
+        """The allocator's statistics of the current GPU."""
+        return DeviceMemory(
+            allocated=torch.cuda.memory_allocated(),
+            reserved=torch.cuda.memory_reserved(),
+            peak=torch.cuda.max_memory_allocated(),
+            total=torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory,
+        )
+
+    def reset_peak_memory(self) -> None:
+        """Starts a new peak measurement."""
+        torch.cuda.reset_peak_memory_stats()
+
+    def empty_cache(self) -> None:
+        """Gives unused cached blocks back to the driver."""
+        torch.cuda.empty_cache()
+
+    def stream(self) -> AbstractContextManager[Any]:
+        """A context whose kernels run on a new stream."""
+        return torch.cuda.stream(torch.cuda.Stream())  # type: ignore[no-untyped-call]
+
+    def visible_ids(self) -> tuple[str, ...]:
+        """The ids in CUDA_VISIBLE_DEVICES, or 0..n-1 when it is not set."""
+        listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if listed is None:
+            return tuple(str(index) for index in range(torch.cuda.device_count()))
+        return tuple(part.strip() for part in listed.split(",") if part.strip())

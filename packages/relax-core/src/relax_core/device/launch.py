@@ -1,0 +1,140 @@
+"""Starts and ends a trainer process: device, collectives, megatron's parallel groups, seeds, corrections."""
+
+import logging
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from relax_core.device.parallel import ParallelConfig
+from relax_core.device.protocol import Device
+from relax_core.device.registry import get_device
+from relax_core.upstream import install_corrections
+
+logger = logging.getLogger(__name__)
+
+_LAUNCHER = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True)
+class World:
+    """Where this process stands.
+
+    Attributes:
+        device: the device it trains on.
+        torch_device: where its tensors live.
+        rank, size: among all processes. local_rank: among those of this host.
+        parallel: the sizes of the parallel axes.
+    """
+
+    device: Device
+    torch_device: torch.device
+    rank: int
+    size: int
+    local_rank: int
+    parallel: ParallelConfig
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Replicas of the model."""
+        return self.size // self.parallel.model_size
+
+
+def initialise(
+    device: str | Device = "cpu",
+    parallel: ParallelConfig | None = None,
+    *,
+    seed: int = 1234,
+    timeout: timedelta = timedelta(minutes=30),
+) -> World:
+    """Makes this process a trainer rank.
+
+    Under a launcher (torchrun: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT are set) the ranks meet through
+    the launcher's store. Otherwise the process is alone and its store lives in its memory: no TCP port is
+    taken, so that any number of runs share a host.
+
+    Args:
+        device: a name of `device_names()`, or the device itself.
+        parallel: sizes of the parallel axes; all 1 when None.
+        seed: for the host's, the device's and megatron's generators; 0 <= seed < 2**31.
+        timeout: of every collective.
+
+    Raises:
+        ValueError: the world does not divide by the parallel sizes, or the launcher's environment is
+            incomplete.
+        RuntimeError: the process is a trainer rank already (call `shutdown` first).
+    """
+    parallel = parallel or ParallelConfig()
+    chosen = get_device(device) if isinstance(device, str) else device
+    if dist.is_initialized():
+        raise RuntimeError("torch.distributed is initialised already in this process; call shutdown() first")
+    rank, size, local_rank = _place()
+    if size % parallel.model_size:
+        raise ValueError(
+            f"{size} ranks do not divide by tensor {parallel.tensor} x pipeline {parallel.pipeline} x "
+            f"context {parallel.context} = {parallel.model_size}; "
+            f"start a multiple of {parallel.model_size} ranks"
+        )
+    torch_device = chosen.init(local_rank)
+    install_corrections()
+    store = None if _launched() else dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group(
+        chosen.collective_backend, store=store, rank=rank, world_size=size, timeout=timeout
+    )
+    _start_megatron(parallel)
+    seed_all(chosen, seed)
+    return World(chosen, torch_device, rank, size, local_rank, parallel)
+
+
+def seed_all(device: Device, seed: int) -> None:
+    """Seeds the host, the device and megatron's tracked generators (different per tensor, expert rank)."""
+    from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+
+    device.seed(seed)
+    model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
+
+
+def shutdown() -> None:
+    """Destroys megatron's groups and torch's process group; the process may call `initialise` again."""
+    if not dist.is_initialized():
+        return
+    from megatron.core import parallel_state
+
+    parallel_state.destroy_model_parallel()
+    dist.destroy_process_group()
+
+
+def _start_megatron(parallel: ParallelConfig) -> None:
+    from megatron.core import parallel_state
+
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=parallel.tensor,
+        pipeline_model_parallel_size=parallel.pipeline,
+        context_parallel_size=parallel.context,
+        expert_model_parallel_size=parallel.expert,
+        expert_tensor_parallel_size=parallel.expert_tensor,
+    )
+
+
+def _launched() -> bool:
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def _place() -> tuple[int, int, int]:
+    """Rank, world size and local rank, from the launcher or alone.
+
+    Raises:
+        ValueError: some of the launcher's variables are missing.
+    """
+    if not _launched():
+        return 0, 1, 0
+    missing = [name for name in _LAUNCHER if name not in os.environ]
+    if missing:
+        raise ValueError(
+            f"RANK and WORLD_SIZE are set but {', '.join(missing)} is not; "
+            "start through torchrun, or unset RANK and WORLD_SIZE to run one process"
+        )
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    return rank, size, int(os.environ.get("LOCAL_RANK", rank))

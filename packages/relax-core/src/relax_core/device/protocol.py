@@ -1,0 +1,79 @@
+"""What the trainer asks of an accelerator: the interface of cpu, cuda and third parties' devices."""
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Memory of one device as this process sees it, in bytes.
+
+    Attributes:
+        allocated: held by live tensors (on cpu: the resident set of the process).
+        reserved: held by the allocator, at least `allocated`.
+        peak: the largest `allocated` since the last `reset_peak_memory` (on cpu: since the process started).
+        total: what the device has.
+    """
+
+    allocated: int
+    reserved: int
+    peak: int
+    total: int
+
+
+@runtime_checkable
+class Device(Protocol):
+    """An accelerator. One object per process, found by name in the entry-point group `relax_core.devices`.
+
+    Attributes:
+        name: "cpu", "cuda", "npu".
+        torch_type: the `torch.device` type of its tensors.
+        collective_backend: the `torch.distributed` backend ("gloo", "nccl", "hccl").
+        visible_variable: the environment variable that lists the devices a process may use, or None.
+        deterministic_variables: environment that deterministic runs set before the first kernel.
+    """
+
+    name: str
+    torch_type: str
+    collective_backend: str
+    visible_variable: str | None
+    deterministic_variables: dict[str, str]
+
+    def prepare(self) -> None:
+        """Makes this process fit for megatron-core: installs a transfer if needed. Idempotent."""
+        ...
+
+    def init(self, local_rank: int = 0) -> torch.device:
+        """Takes the device of `local_rank` for this process and returns it. Calls `prepare`."""
+        ...
+
+    def seed(self, seed: int) -> None:
+        """Seeds python, numpy, torch and the device's generator."""
+        ...
+
+    def synchronize(self) -> None:
+        """Waits for all queued work."""
+        ...
+
+    def memory(self) -> DeviceMemory:
+        """Memory now and at its peak."""
+        ...
+
+    def reset_peak_memory(self) -> None:
+        """Starts a new peak measurement where the device can."""
+        ...
+
+    def empty_cache(self) -> None:
+        """Gives unused cached memory back."""
+        ...
+
+    def stream(self) -> AbstractContextManager[Any]:
+        """A context whose work runs on a stream of its own, or at once where there are no streams."""
+        ...
+
+    def visible_ids(self) -> tuple[str, ...]:
+        """The ids of the devices that this process may use, in order."""
+        ...

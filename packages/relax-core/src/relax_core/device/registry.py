@@ -1,0 +1,39 @@
+"""Finds a device by name through the entry-point group `relax_core.devices`."""
+
+import functools
+from importlib.metadata import EntryPoint, entry_points
+
+from relax_core.device.protocol import Device
+
+GROUP = "relax_core.devices"
+_BUILT_IN = {"cpu": "relax_core.device.cpu:CpuDevice", "cuda": "relax_core.device.cuda:CudaDevice"}
+
+
+class UnknownDeviceError(ValueError):
+    """No device of that name is installed."""
+
+
+def device_names() -> tuple[str, ...]:
+    """The names of all installed devices, sorted."""
+    return tuple(sorted({*_BUILT_IN, *(entry.name for entry in entry_points(group=GROUP))}))
+
+
+@functools.cache
+def get_device(name: str) -> Device:
+    """The device called `name`, one object per process.
+
+    Raises:
+        UnknownDeviceError: naming the installed devices.
+        TypeError: the entry point does not give a `Device`.
+    """
+    found = {entry.name: entry for entry in entry_points(group=GROUP)}
+    found.update({key: EntryPoint(key, value, GROUP) for key, value in _BUILT_IN.items()})
+    if name not in found:
+        raise UnknownDeviceError(
+            f"device {name!r} is not installed; installed: {', '.join(device_names())}. "
+            f"A package adds one through the entry-point group {GROUP!r}"
+        )
+    device = found[name].load()()
+    if not isinstance(device, Device):
+        raise TypeError(f"entry point {name!r} of {GROUP!r} gives {type(device).__name__}, not a Device")
+    return device

@@ -1,0 +1,21 @@
+"""All corrections, in the order in which they are installed."""
+
+from relax_core.upstream.correction import Correction
+
+_ALL: tuple[Correction, ...] = ()
+
+
+def list_corrections() -> tuple[Correction, ...]:
+    """Every correction this version of Relax knows, installed or not."""
+    return _ALL
+
+
+def install_corrections() -> tuple[Correction, ...]:
+    """Installs every correction that this process needs, and returns those installed. Idempotent.
+
+    Raises:
+        UnsupportedUpstreamError: an upstream version is outside of what a needed correction was made for.
+    """
+    for correction in _ALL:
+        correction.install()
+    return tuple(correction for correction in _ALL if correction.installed)

@@ -1,0 +1,104 @@
+"""A process becomes a trainer rank: alone without a port, or under a launcher's environment."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+from relax_core.device import ParallelConfig, initialise, shutdown
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    shutdown()
+    yield
+    shutdown()
+
+
+def test_one_process_needs_no_launcher_and_can_start_again():
+    for _ in range(2):
+        world = initialise("cpu")
+        assert (world.rank, world.size, world.data_parallel_size) == (0, 1, 1)
+        assert world.torch_device == torch.device("cpu")
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        assert total.item() == 1
+        shutdown()
+        assert not dist.is_initialized()
+
+
+def test_a_busy_rendezvous_port_does_not_matter():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 29500))
+        taken.listen()
+        initialise("cpu")
+        listening = [c.laddr.port for c in psutil.Process().net_connections("tcp") if c.status == "LISTEN"]
+        assert listening.count(29500) == 1
+
+
+def test_starting_twice_is_refused():
+    initialise("cpu")
+    with pytest.raises(RuntimeError, match="call shutdown"):
+        initialise("cpu")
+
+
+def test_seed_sets_every_generator():
+    from megatron.core.tensor_parallel import get_cuda_rng_tracker
+
+    def draws() -> list[float]:
+        initialise("cpu", seed=5)
+        values = [torch.rand(1).item()]
+        with get_cuda_rng_tracker().fork():
+            values.append(torch.rand(1).item())
+        shutdown()
+        return values
+
+    first = draws()
+    torch.rand(10)
+    assert draws() == first
+    assert first[0] != first[1]
+
+
+def test_sizes_that_do_not_divide_the_world_are_refused():
+    with pytest.raises(ValueError, match="1 ranks do not divide by tensor 2 x pipeline 1 x context 1 = 2"):
+        initialise("cpu", ParallelConfig(tensor=2))
+    assert not dist.is_initialized()
+
+
+def test_half_a_launcher_environment_is_refused(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="MASTER_ADDR, MASTER_PORT is not"):
+        initialise("cpu")
+
+
+def test_two_ranks_meet_under_a_launcher():
+    code = (
+        "import torch, torch.distributed as dist\n"
+        "from relax_core.device import initialise, shutdown, ParallelConfig\n"
+        "world = initialise('cpu', ParallelConfig(tensor=2))\n"
+        "from megatron.core import parallel_state as p\n"
+        "x = torch.tensor([float(world.rank + 1)])\n"
+        "dist.all_reduce(x, group=p.get_tensor_model_parallel_group())\n"
+        "print(world.rank, world.data_parallel_size, x.item()); shutdown()"
+    )
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    base = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", code],
+            env={**base, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    assert [rank.communicate(timeout=120)[0].strip() for rank in ranks] == ["0 1 3.0", "1 1 3.0"]
