@@ -1,0 +1,125 @@
+"""What an engine is asked for and what it answers: token ids in, token ids out."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+FinishReason = Literal["stop", "length", "abort"]
+
+SEED_LIMIT = 2**63
+"""Seeds are whole numbers in [0, SEED_LIMIT)."""
+
+
+class InvalidRequestError(ValueError):
+    """A request that no engine can serve: says what was given, what is allowed and what to do."""
+
+
+def _require_int(name: str, value: object, low: int, high: int | None = None) -> None:
+    upper = "" if high is None else f" and below {high}"
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequestError(f"{name} is {value!r}; it must be a whole number of at least {low}{upper}")
+    if value < low or (high is not None and value >= high):
+        raise InvalidRequestError(f"{name} is {value}; it must be at least {low}{upper}")
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the tokens of one completion are drawn.
+
+    The logits are divided by ``temperature``; of the result the ``top_k`` most probable tokens are kept, and
+    of those, renormalised, the smallest set of most probable tokens whose probability reaches ``top_p``.
+    Tokens that tie with the last one kept are kept too.
+
+    Args:
+        max_new_tokens: the most tokens drawn, at least 1.
+        temperature: 0 takes the most probable token (greedy; the lowest id among ties), else above 0.
+        top_p: probability mass kept, in (0, 1]; 1 keeps all.
+        top_k: number of tokens kept; 0 keeps all.
+        stop_token_ids: drawing one of these ends the completion; it is the completion's last token. No engine
+            adds a stop token of its own accord (the tokenizer's end-of-text token included).
+        seed: in [0, 2**63). None draws one from the operating system. Two requests of the same prompt and
+            seed get the same tokens, so give the members of a group different seeds (see
+            :func:`relax_rollout.derive_seed`).
+
+    Raises:
+        InvalidRequestError: a value outside those ranges.
+    """
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        _require_int("max_new_tokens", self.max_new_tokens, 1)
+        _require_int("top_k", self.top_k, 0)
+        if self.seed is not None:
+            _require_int("seed", self.seed, 0, SEED_LIMIT)
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise InvalidRequestError(
+                f"temperature is {self.temperature}; it must be finite and at least 0 (0 means greedy)"
+            )
+        if not 0 < self.top_p <= 1:
+            raise InvalidRequestError(
+                f"top_p is {self.top_p}; it must be above 0 and at most 1 (1 keeps all)"
+            )
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        for token in self.stop_token_ids:
+            _require_int("a stop token id", token, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One completion to draw.
+
+    Args:
+        id: names the request in completions, errors and :meth:`RolloutEngine.abort`; unique among those in
+            flight.
+        prompt_ids: token ids of the prompt, at least one. Requests of one call that share a prompt share its
+            prefill.
+        sampling: how tokens are drawn.
+
+    Raises:
+        InvalidRequestError: an empty id or prompt, or a token id that is not a whole number of at least 0.
+    """
+
+    id: str
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+
+    def __post_init__(self) -> None:
+        if not self.id:
+            raise InvalidRequestError(
+                "a request has an empty id; give it a name that is unique among those in flight"
+            )
+        object.__setattr__(self, "prompt_ids", tuple(self.prompt_ids))
+        if not self.prompt_ids:
+            raise InvalidRequestError(
+                f"request {self.id!r} has an empty prompt; it needs at least one token id"
+            )
+        for token in self.prompt_ids:
+            if type(token) is not int or token < 0:
+                _require_int(f"a prompt token id of request {self.id!r}", token, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """The tokens drawn for one request.
+
+    Args:
+        request_id: the request's id.
+        token_ids: tokens drawn, the stop token included; empty only if aborted before the first.
+        logprobs: for each token its log-probability (natural, float32) under the model at the sampling
+            temperature, over the whole vocabulary, that is before top-k and top-p; at temperature 0, at
+            temperature 1.
+        versions: for each token the version of the weights that produced it.
+        finish_reason: "stop" (a stop token), "length" (max_new_tokens) or "abort".
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    versions: tuple[int, ...]
+    finish_reason: FinishReason
