@@ -2,4 +2,43 @@
 
 from importlib.metadata import version
 
+from relax_kernels.contract import Backend, Call
+from relax_kernels.cu_seqlens import CuSeqlens
+from relax_kernels.errors import BackendUnavailable, InvalidInput, NoBackend
+from relax_kernels.explanation import explain
+from relax_kernels.ops.attention import attention
+from relax_kernels.ops.conv import causal_conv1d, causal_conv1d_step
+from relax_kernels.ops.delta_rule import gated_delta_rule, gated_delta_rule_step
+from relax_kernels.ops.gates import output_gate, swiglu
+from relax_kernels.ops.logprob import LogProbs, linear_logprob
+from relax_kernels.ops.norms import gated_rms_norm, rms_norm
+from relax_kernels.ops.rotary import rotary, rotary_cos_sin
+from relax_kernels.registry import Explanation, backends, set_strict
+
 __version__ = version("relax-kernels")
+
+__all__ = [
+    "Backend",
+    "BackendUnavailable",
+    "Call",
+    "CuSeqlens",
+    "Explanation",
+    "InvalidInput",
+    "LogProbs",
+    "NoBackend",
+    "attention",
+    "backends",
+    "causal_conv1d",
+    "causal_conv1d_step",
+    "explain",
+    "gated_delta_rule",
+    "gated_delta_rule_step",
+    "gated_rms_norm",
+    "linear_logprob",
+    "output_gate",
+    "rms_norm",
+    "rotary",
+    "rotary_cos_sin",
+    "set_strict",
+    "swiglu",
+]

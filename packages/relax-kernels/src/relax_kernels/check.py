@@ -1,0 +1,113 @@
+"""Checks of operator inputs, made before anything is computed: every refusal names the argument."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from relax_kernels.contract import Call
+from relax_kernels.cu_seqlens import CuSeqlens
+from relax_kernels.errors import InvalidInput
+
+FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+class Checker:
+    """Collects the sizes of one call's axes and refuses whatever contradicts them."""
+
+    def __init__(self, op: str) -> None:
+        self.op = op
+        self.sizes: dict[str, int] = {}
+        self._origin: dict[str, str] = {}
+        self._device: tuple[str, torch.device] | None = None
+
+    def fail(self, message: str) -> InvalidInput:
+        """Return (not raise) the refusal of this operator with a message."""
+        return InvalidInput(f"{self.op}: {message}")
+
+    def tensor(
+        self,
+        name: str,
+        value: torch.Tensor,
+        axes: Sequence[str],
+        *,
+        dtypes: Sequence[torch.dtype] = FLOATS,
+        same_dtype_as: torch.Tensor | None = None,
+    ) -> None:
+        """Require a tensor with these axes; a letter seen before must have the size it had before.
+
+        An axis written "..." (only first) stands for any number of leading axes.
+        """
+        if not isinstance(value, torch.Tensor):
+            raise self.fail(f"{name} must be a tensor with axes {_axes(axes)}, given {type(value).__name__}")
+        shape = tuple(value.shape)
+        if axes and axes[0] == "...":
+            axes = axes[1:]
+            shape = shape[len(shape) - len(axes) :] if len(shape) >= len(axes) else shape
+        if len(shape) != len(axes):
+            raise self.fail(f"{name} must have axes {_axes(axes)}, given shape {tuple(value.shape)}")
+        for letter, size in zip(axes, shape, strict=True):
+            known = self.sizes.setdefault(letter, size)
+            origin = self._origin.setdefault(letter, name)
+            if known != size:
+                raise self.fail(
+                    f"{name} has shape {tuple(value.shape)} for axes {_axes(axes)}, but {letter} = {known} in {origin}"
+                )
+        if value.dtype not in dtypes:
+            allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+            raise self.fail(
+                f"{name} must be one of {allowed}, given {str(value.dtype).removeprefix('torch.')}"
+            )
+        if same_dtype_as is not None and value.dtype != same_dtype_as.dtype:
+            raise self.fail(f"{name} is {value.dtype}, but the other inputs are {same_dtype_as.dtype}")
+        if self._device is None:
+            self._device = (name, value.device)
+        elif value.device != self._device[1]:
+            raise self.fail(f"{name} is on {value.device}, but {self._device[0]} is on {self._device[1]}")
+
+    def lengths(self, name: str, value: CuSeqlens, letter: str) -> None:
+        """Require cumulative lengths whose total is the size of the packed axis `letter`."""
+        if not isinstance(value, CuSeqlens):
+            raise self.fail(
+                f"{name} must be a CuSeqlens (CuSeqlens.from_lengths((37, 70))), given {type(value).__name__}"
+            )
+        if value.total != self.sizes[letter]:
+            raise self.fail(
+                f"{name} covers {value.total} tokens, but {self._origin[letter]} has {letter} = {self.sizes[letter]}"
+            )
+
+    def multiple(self, letter: str, of: str) -> None:
+        """Require one axis size to be a positive multiple of another's."""
+        size, base = self.sizes[letter], self.sizes[of]
+        if base == 0 or size == 0 or size % base:
+            raise self.fail(
+                f"{letter} = {size} ({self._origin[letter]}) must be a positive multiple of "
+                f"{of} = {base} ({self._origin[of]})"
+            )
+
+    def require(self, holds: bool, message: str) -> None:
+        """Refuse with a message unless a condition holds."""
+        if not holds:
+            raise self.fail(message)
+
+    def bind(self, letter: str, size: int, origin: str) -> None:
+        """Fix the size of an axis that no tensor gave, naming what did."""
+        self.sizes[letter] = size
+        self._origin[letter] = origin
+
+    def call(
+        self,
+        tensors: Sequence[torch.Tensor],
+        options: Mapping[str, Any],
+        cu_seqlens: CuSeqlens | None = None,
+    ) -> Call:
+        """Describe the call whose tensors were checked, the main one first."""
+        needs_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+        main = tensors[0]
+        return Call(self.op, main.device.type, main.dtype, self.sizes, options, cu_seqlens, needs_grad)
+
+
+def _axes(axes: Sequence[str]) -> str:
+    return "[" + ", ".join(axes) + "]"

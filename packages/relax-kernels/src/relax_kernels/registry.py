@@ -1,0 +1,179 @@
+"""Which backend serves a call: by argument, by environment, or the best that is able."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any
+
+from relax_kernels.contract import ENTRY_POINT_GROUP, Backend, Call
+from relax_kernels.errors import BackendUnavailable, NoBackend
+
+logger = logging.getLogger(__name__)
+STRICT_VARIABLE = "RELAX_KERNELS_STRICT"
+
+_strict: bool | None = None
+_logged: set[str] = set()
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Which backend serves a call and, for each of the others, why it does not."""
+
+    op: str
+    chosen: str | None
+    detail: str
+    """What would run in the chosen backend, or why nothing would."""
+    others: tuple[tuple[str, str], ...]
+    """(backend, reason) of every other backend known, also of those that could not be loaded."""
+
+    def __str__(self) -> str:
+        lines = [f"{self.op}: {self.chosen or 'no backend'} ({self.detail})"]
+        return "\n".join(lines + [f"  not {name}: {reason}" for name, reason in self.others])
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    backends: tuple[Backend, ...]
+    unavailable: tuple[tuple[str, str], ...]
+
+
+@cache
+def _load() -> _Loaded:
+    found: dict[str, Backend] = {}
+    unavailable: list[tuple[str, str]] = []
+    for point in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda point: point.name):
+        try:
+            backend = point.load()()
+        except (ImportError, BackendUnavailable) as error:
+            unavailable.append((point.name, f"not usable here: {error}"))
+            continue
+        if not isinstance(backend, Backend) or backend.name != point.name:
+            raise TypeError(f"entry point {point.name} = {point.value} does not give a Backend of that name")
+        found[backend.name] = backend
+    ordered = sorted(found.values(), key=lambda backend: -backend.priority)
+    return _Loaded(tuple(ordered), tuple(unavailable))
+
+
+def backends() -> tuple[Backend, ...]:
+    """Return the backends that could be loaded, best first."""
+    return _load().backends
+
+
+def set_strict(strict: bool | None) -> None:
+    """Forbid (True) or allow (False) that a worse backend stands in; None: as RELAX_KERNELS_STRICT says.
+
+    A stand-in is a backend used because the one named by the environment, or a better one made for the device,
+    does not serve the call. Without strict it is logged once for each reason; with strict NoBackend is raised.
+    """
+    global _strict
+    _strict = strict
+
+
+def is_strict() -> bool:
+    """Tell whether stand-ins are forbidden."""
+    return _strict if _strict is not None else os.environ.get(STRICT_VARIABLE, "") in ("1", "true")
+
+
+def environment_variable(op: str) -> str:
+    """Return the variable whose value names the backend for one operator."""
+    return f"RELAX_KERNELS_{op.upper()}"
+
+
+def _inability(backend: Backend, call: Call) -> str | None:
+    if call.op not in backend.operators:
+        return "does not have this operator"
+    if backend.device_types is not None and call.device_type not in backend.device_types:
+        return f"runs on {', '.join(sorted(backend.device_types))}, not on {call.device_type}"
+    return backend.refusal(call)
+
+
+def _meant_for(backend: Backend, call: Call) -> bool:
+    right_device = backend.device_types is not None and call.device_type in backend.device_types
+    return right_device and call.op in backend.operators
+
+
+def _named(name: str, source: str, call: Call) -> Backend:
+    for backend in backends():
+        if backend.name == name:
+            return backend
+    known = ", ".join(backend.name for backend in backends())
+    missing = dict(_load().unavailable).get(name, "no such backend is installed")
+    raise NoBackend(f"{call.op}: {source} asks for {name!r}: {missing}; available: {known}")
+
+
+def _log_once(message: str) -> None:
+    if message not in _logged:
+        _logged.add(message)
+        logger.warning(message)
+
+
+def choose(call: Call, backend: str | None = None) -> Backend:
+    """Return the backend that will serve a call.
+
+    `backend` (an argument of the public operators) is binding. Else the environment variable RELAX_KERNELS_<OP> is
+    followed, else the backend of highest priority that serves the call. Raises NoBackend.
+    """
+    if backend is not None:
+        asked = _named(backend, "the argument backend", call)
+        reason = _inability(asked, call)
+        if reason is not None:
+            raise NoBackend(f"{call.op}: backend {backend!r} {reason}")
+        return asked
+
+    passed_over: list[str] = []
+    variable = environment_variable(call.op)
+    wanted = os.environ.get(variable)
+    if wanted:
+        asked = _named(wanted, f"the environment variable {variable}", call)
+        reason = _inability(asked, call)
+        if reason is None:
+            return asked
+        passed_over.append(f"{wanted} (from {variable}): {reason}")
+
+    for candidate in backends():
+        reason = _inability(candidate, call)
+        if reason is None:
+            _accept_stand_in(call, candidate, passed_over)
+            return candidate
+        if _meant_for(candidate, call):
+            passed_over.append(f"{candidate.name}: {reason}")
+    raise NoBackend(str(_explanation(call, None)))
+
+
+def _accept_stand_in(call: Call, candidate: Backend, passed_over: list[str]) -> None:
+    if not passed_over:
+        return
+    reasons = "; ".join(passed_over)
+    if is_strict():
+        raise NoBackend(f"{call.op}: {candidate.name} would stand in, which strict forbids ({reasons})")
+    _log_once(f"{call.op}: {candidate.name} stands in ({reasons})")
+
+
+def implementation(call: Call, backend: str | None) -> Callable[..., Any]:
+    """Return the function that will serve a call."""
+    return choose(call, backend).implementation(call.op)
+
+
+def _explanation(call: Call, chosen: Backend | None) -> Explanation:
+    others = []
+    for other in backends():
+        if other is not chosen:
+            default = f"would serve it, priority {other.priority}"
+            others.append((other.name, _inability(other, call) or default))
+    detail = "no backend serves this call" if chosen is None else chosen.describe(call)
+    name = None if chosen is None else chosen.name
+    return Explanation(call.op, name, detail, (*others, *_load().unavailable))
+
+
+def explain_call(call: Call, backend: str | None = None) -> Explanation:
+    """Explain the choice for a described call; see `relax_kernels.explain`."""
+    try:
+        return _explanation(call, choose(call, backend))
+    except NoBackend as error:
+        unserved = _explanation(call, None)
+        return Explanation(call.op, None, str(error).splitlines()[0], unserved.others)

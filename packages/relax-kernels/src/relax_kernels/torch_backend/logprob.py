@@ -1,0 +1,153 @@
+"""Log-probabilities from hidden states over chunks of tokens, with a hand-written backward pass.
+
+T tokens, B tokens of a chunk that have a target, D hidden, V vocabulary entries of this rank.
+
+With z = hidden @ weight^T / temperature, L = log sum exp z, p = exp(z - L): logprob = z[target] - L and
+entropy H = L - sum p z. Their gradients by z are onehot - p and -p (z - L + H).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.autograd.function import once_differentiable
+from torch.distributed import ProcessGroup
+
+from relax_kernels.torch_backend.dtypes import accumulation_dtype
+
+CHUNK_BYTES = 64 * 2**20
+"""Logits of one chunk take at most this much, if the caller does not choose the chunk."""
+
+
+def linear_logprob(
+    hidden_TD: torch.Tensor,
+    weight_VD: torch.Tensor,
+    target_T: torch.Tensor,
+    *,
+    temperature: float,
+    with_entropy: bool,
+    chunk_tokens: int | None,
+    process_group: ProcessGroup | None,
+    reduce_hidden_grad: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """See `relax_kernels.linear_logprob`."""
+    if chunk_tokens is None:
+        row_bytes = weight_VD.shape[0] * accumulation_dtype(hidden_TD.dtype).itemsize
+        chunk_tokens = max(1, CHUNK_BYTES // row_bytes)
+    logprob_T, entropy_T = _LinearLogProb.apply(
+        hidden_TD,
+        weight_VD,
+        target_T,
+        temperature,
+        with_entropy,
+        chunk_tokens,
+        process_group,
+        reduce_hidden_grad,
+    )
+    return logprob_T, entropy_T if with_entropy else None
+
+
+class _LinearLogProb(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_TD: torch.Tensor,
+        weight_VD: torch.Tensor,
+        target_T: torch.Tensor,
+        temperature: float,
+        with_entropy: bool,
+        chunk_tokens: int,
+        group: ProcessGroup | None,
+        reduce_hidden_grad: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        working = accumulation_dtype(hidden_TD.dtype)
+        tokens = hidden_TD.shape[0]
+        first = 0 if group is None else group.rank() * weight_VD.shape[0]
+        logprob_T = hidden_TD.new_zeros(tokens, dtype=working)
+        lse_T, entropy_T = torch.zeros_like(logprob_T), torch.zeros_like(logprob_T)
+        weight = weight_VD.to(working)
+        for row_B in _chunks(target_T, chunk_tokens):
+            z_BV = _logits(hidden_TD[row_B], weight, temperature)
+            lse_B = _log_sum_exp(z_BV, group)
+            local_B, here_B = _local_targets(target_T[row_B], first, weight.shape[0])
+            chosen_B = z_BV.gather(1, local_B[:, None])[:, 0] * here_B
+            lse_T[row_B] = lse_B
+            logprob_T[row_B] = _sum_over(chosen_B, group) - lse_B
+            if with_entropy:
+                p_BV = (z_BV - lse_B[:, None]).exp_()
+                entropy_T[row_B] = lse_B - _sum_over((p_BV * z_BV).sum(-1), group)
+        ctx.save_for_backward(hidden_TD, weight_VD, target_T, lse_T, entropy_T)
+        ctx.settings = (temperature, with_entropy, chunk_tokens, group, reduce_hidden_grad, first)
+        if not with_entropy:
+            ctx.mark_non_differentiable(entropy_T)
+        return logprob_T, entropy_T
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, dlogprob_T: torch.Tensor, dentropy_T: torch.Tensor
+    ) -> tuple[torch.Tensor | None, ...]:
+        hidden_TD, weight_VD, target_T, lse_T, entropy_T = ctx.saved_tensors
+        temperature, with_entropy, chunk_tokens, group, reduce_hidden_grad, first = ctx.settings
+        working = lse_T.dtype
+        weight = weight_VD.to(working)
+        dhidden = torch.zeros_like(hidden_TD, dtype=working) if ctx.needs_input_grad[0] else None
+        dweight = torch.zeros_like(weight_VD, dtype=working) if ctx.needs_input_grad[1] else None
+        for row_B in _chunks(target_T, chunk_tokens):
+            hidden_BD = hidden_TD[row_B].to(working)
+            logp_BV = _logits(hidden_BD, weight, temperature).sub_(lse_T[row_B, None])
+            p_BV = logp_BV.exp()
+            dlogprob_B1 = dlogprob_T[row_B, None]
+            if with_entropy:
+                slope_BV = (
+                    logp_BV.add_(entropy_T[row_B, None]).mul_(dentropy_T[row_B, None]).add_(dlogprob_B1)
+                )
+                dz_BV = p_BV.mul_(slope_BV).neg_()
+            else:
+                dz_BV = p_BV.mul_(-dlogprob_B1)
+            local_B, here_B = _local_targets(target_T[row_B], first, weight.shape[0])
+            dz_BV.scatter_add_(1, local_B[:, None], dlogprob_B1 * here_B[:, None])
+            dz_BV /= temperature
+            if dhidden is not None:
+                dhidden[row_B] = dz_BV @ weight
+            if dweight is not None:
+                dweight.addmm_(dz_BV.T, hidden_BD)
+        if dhidden is not None:
+            dhidden = _sum_over(dhidden, group if reduce_hidden_grad else None).to(hidden_TD.dtype)
+        if dweight is not None:
+            dweight = dweight.to(weight_VD.dtype)
+        return dhidden, dweight, None, None, None, None, None, None
+
+
+def _chunks(target_T: torch.Tensor, chunk_tokens: int) -> Iterator[torch.Tensor]:
+    """Rows that have a target, a chunk at a time."""
+    yield from (rows for rows in (target_T >= 0).nonzero()[:, 0].split(chunk_tokens) if len(rows))
+
+
+def _logits(hidden_BD: torch.Tensor, weight: torch.Tensor, temperature: float) -> torch.Tensor:
+    z_BV = hidden_BD.to(weight.dtype) @ weight.T
+    return z_BV if temperature == 1.0 else z_BV.div_(temperature)
+
+
+def _local_targets(target_B: torch.Tensor, first: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Row of the target in this rank's weight (clamped into it), and whether it is there."""
+    local_B = target_B - first
+    return local_B.clamp(0, size - 1), (local_B >= 0) & (local_B < size)
+
+
+def _log_sum_exp(z_BV: torch.Tensor, group: ProcessGroup | None) -> torch.Tensor:
+    lse_B = torch.logsumexp(z_BV, dim=-1)
+    if group is None:
+        return lse_B
+    largest_B = lse_B.clone()
+    dist.all_reduce(largest_B, op=dist.ReduceOp.MAX, group=group)
+    return _sum_over((lse_B - largest_B).exp(), group).log() + largest_B
+
+
+def _sum_over(x: torch.Tensor, group: ProcessGroup | None) -> torch.Tensor:
+    if group is not None:
+        dist.all_reduce(x, group=group)
+    return x

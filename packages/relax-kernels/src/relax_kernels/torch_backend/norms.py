@@ -1,0 +1,88 @@
+"""Root-mean-square norms with hand-written backward passes.
+
+D normalised features; tensors are [..., D].
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
+
+from relax_kernels.torch_backend.dtypes import accumulation_dtype
+
+
+def rms_norm(x: torch.Tensor, weight_D: torch.Tensor, *, eps: float, zero_centred: bool) -> torch.Tensor:
+    """See `relax_kernels.rms_norm`."""
+    y: torch.Tensor = _RMSNorm.apply(x, weight_D, eps, zero_centred)
+    return y
+
+
+def gated_rms_norm(
+    x: torch.Tensor, gate: torch.Tensor, weight_D: torch.Tensor, *, eps: float
+) -> torch.Tensor:
+    """See `relax_kernels.gated_rms_norm`."""
+    y: torch.Tensor = _GatedRMSNorm.apply(x, gate, weight_D, eps)
+    return y
+
+
+def _inverse_rms(x: torch.Tensor, eps: float) -> torch.Tensor:
+    return torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+
+
+def _normalise_back(dn: torch.Tensor, n: torch.Tensor, inverse_rms: torch.Tensor) -> torch.Tensor:
+    """Gradient of x from that of n = x * inverse_rms."""
+    return (dn - n * (dn * n).mean(-1, keepdim=True)) * inverse_rms
+
+
+def _sum_leading(x: torch.Tensor) -> torch.Tensor:
+    return x.reshape(-1, x.shape[-1]).sum(0)
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight_D: torch.Tensor, eps: float, zero_centred: bool
+    ) -> torch.Tensor:
+        working = accumulation_dtype(x.dtype)
+        values = x.to(working)
+        inverse_rms = _inverse_rms(values, eps)
+        factor_D = weight_D.to(working) + (1.0 if zero_centred else 0.0)
+        ctx.save_for_backward(x, inverse_rms, factor_D)
+        ctx.weight_dtype = weight_D.dtype
+        return (values * inverse_rms).mul_(factor_D).to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, inverse_rms, factor_D = ctx.saved_tensors
+        n = x.to(inverse_rms.dtype) * inverse_rms
+        dy = dy.to(n.dtype)
+        dx = _normalise_back(dy * factor_D, n, inverse_rms).to(x.dtype)
+        return dx, _sum_leading(dy * n).to(ctx.weight_dtype), None, None
+
+
+class _GatedRMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, gate: torch.Tensor, weight_D: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        working = accumulation_dtype(x.dtype)
+        values = x.to(working)
+        inverse_rms = _inverse_rms(values, eps)
+        ctx.save_for_backward(x, gate, weight_D, inverse_rms)
+        y = (values * inverse_rms).mul_(weight_D.to(working)).mul_(F.silu(gate.to(working)))
+        return y.to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, gate, weight_D, inverse_rms = ctx.saved_tensors
+        working = inverse_rms.dtype
+        n, z, w, dy = x.to(working) * inverse_rms, gate.to(working), weight_D.to(working), dy.to(working)
+        dy_gate = dy * F.silu(z)
+        dx = _normalise_back(dy_gate * w, n, inverse_rms).to(x.dtype)
+        dgate = torch.ops.aten.silu_backward(dy * n * w, z).to(gate.dtype)
+        return dx, dgate, _sum_leading(dy_gate * n).to(weight_D.dtype), None

@@ -1,0 +1,49 @@
+"""Partial rotary embedding with a hand-written backward pass.
+
+T tokens, H heads, D head dim, R rotated features, P = R / 2 pairs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from relax_kernels.torch_backend.dtypes import accumulation_dtype
+
+
+def rotary(x_THD: torch.Tensor, cos_TR: torch.Tensor, sin_TR: torch.Tensor) -> torch.Tensor:
+    """See `relax_kernels.rotary`."""
+    y: torch.Tensor = _Rotary.apply(x_THD, cos_TR, sin_TR)
+    return y
+
+
+class _Rotary(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_THD: torch.Tensor, cos_TR: torch.Tensor, sin_TR: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(cos_TR, sin_TR)
+        working = accumulation_dtype(x_THD.dtype)
+        (a, b), (cos_a, cos_b), (sin_a, sin_b) = _pairs(x_THD, cos_TR, sin_TR, working)
+        return _join(a * cos_a - b * sin_a, b * cos_b + a * sin_b, x_THD)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy_THD: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        cos_TR, sin_TR = ctx.saved_tensors
+        working = accumulation_dtype(dy_THD.dtype)
+        (da, db), (cos_a, cos_b), (sin_a, sin_b) = _pairs(dy_THD, cos_TR, sin_TR, working)
+        return _join(da * cos_a + db * sin_b, db * cos_b - da * sin_a, dy_THD), None, None
+
+
+def _pairs(
+    x_THD: torch.Tensor, cos_TR: torch.Tensor, sin_TR: torch.Tensor, working: torch.dtype
+) -> tuple[tuple[torch.Tensor, ...], ...]:
+    rotated_THR = x_THD[..., : cos_TR.shape[-1]].to(working)
+    cos_T1R, sin_T1R = cos_TR.to(working).unsqueeze(1), sin_TR.to(working).unsqueeze(1)
+    return rotated_THR.chunk(2, -1), cos_T1R.chunk(2, -1), sin_T1R.chunk(2, -1)
+
+
+def _join(a_THP: torch.Tensor, b_THP: torch.Tensor, x_THD: torch.Tensor) -> torch.Tensor:
+    passed = x_THD[..., 2 * a_THP.shape[-1] :]
+    return torch.cat((a_THP.to(x_THD.dtype), b_THP.to(x_THD.dtype), passed), -1)
