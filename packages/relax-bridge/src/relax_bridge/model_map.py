@@ -79,11 +79,12 @@ class ModelMap:
         shapes = self.hf_shapes()
         present = [name for name in checkpoint.names if not self.passes_through(name)]
         names = set(present)
-        mixed = []
+        quantised = [f"{n}: {checkpoint.stored_dtype(n)}" for n in present if checkpoint.dtype(n) is None]
         for entry in self.entries:
-            dtypes = {str(checkpoint.dtype(name)) for name in entry.hf if name in names}
-            if len(dtypes) > 1:
-                mixed.append(f"{', '.join(entry.hf)}: parts of one tensor with dtypes {sorted(dtypes)}")
+            if len(entry.hf) > 1:
+                dtypes = {checkpoint.stored_dtype(name) for name in entry.hf if name in names}
+                if len(dtypes) > 1:
+                    quantised.append(f"{', '.join(entry.hf)}: parts of one tensor as {sorted(dtypes)}")
         return Problems(
             missing=tuple(name for name in shapes if name not in names),
             extra=tuple(name for name in present if name not in shapes),
@@ -92,14 +93,7 @@ class ModelMap:
                 for name in present
                 if name in shapes and checkpoint.shape(name) != shapes[name]
             ),
-            unsupported=(
-                *(
-                    f"{name}: {checkpoint.stored_dtype(name)}"
-                    for name in present
-                    if checkpoint.dtype(name) is None
-                ),
-                *mixed,
-            ),
+            unsupported=tuple(quantised),
         )
 
     def passes_through(self, hf_name: str) -> bool:
@@ -119,7 +113,7 @@ class ModelMap:
 
     def _read(self, checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor]]:
         for entry in self.entries:
-            yield entry.megatron, entry.transform.forward([checkpoint.tensor(name) for name in entry.hf])
+            yield entry.megatron, entry.transform.forward([read_part(checkpoint, entry, n) for n in entry.hf])
 
     def export_tensors(
         self,
@@ -144,11 +138,10 @@ class ModelMap:
             stream: Iterable[tuple[str, Tensor]] = ((e.megatron, tensors[e.megatron]) for e in self.entries)
         else:
             stream = tensors
-        return self._write(stream, like)
+        return self._write(self._in_turn(stream), like)
 
-    def _write(
-        self, tensors: Iterable[tuple[str, Tensor]], like: Checkpoint | None
-    ) -> Iterator[tuple[str, Tensor]]:
+    def _in_turn(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[Entry, Tensor]]:
+        """Brings a stream into table order and checks it as it goes."""
         shapes = self.megatron_shapes()
         waiting: dict[str, Tensor] = {}
         seen: dict[str, Shape] = {}
@@ -163,11 +156,27 @@ class ModelMap:
                 self._check_megatron(seen, complete=False)
             waiting[name] = tensor
             while entry is not None and entry.megatron in waiting:
-                parts = entry.transform.inverse(waiting.pop(entry.megatron))
-                for hf, part in zip(entry.hf, parts, strict=True):
-                    yield hf, _cast(part, like, hf)
+                yield entry, waiting.pop(entry.megatron)
                 entry = next(turn, None)
         self._check_megatron(seen)
+
+    def _write(
+        self, tensors: Iterable[tuple[Entry, Tensor]], like: Checkpoint | None
+    ) -> Iterator[tuple[str, Tensor]]:
+        stacks: dict[str, tuple[Tensor, set[int]]] = {}
+        for entry, tensor in tensors:
+            parts = entry.transform.inverse(tensor)
+            for name, shape, part in zip(entry.hf, entry.hf_shapes, parts, strict=True):
+                if entry.stack_index is None:
+                    yield name, _cast(part, like, name)
+                    continue
+                if name not in stacks:
+                    stacks[name] = part.new_empty(shape), set(range(shape[0]))
+                stack, left = stacks[name]
+                stack[entry.stack_index] = part.detach()
+                left.remove(entry.stack_index)
+                if not left:
+                    yield name, _cast(stacks.pop(name)[0], like, name)
         if like is not None:
             for name in like.names:
                 if self.passes_through(name):
@@ -194,16 +203,32 @@ def mtp_layers_of(names: Iterable[str]) -> int:
     return 1 + max(map(int, found)) if found else 0
 
 
+def read_part(checkpoint: Checkpoint, entry: Entry, name: str) -> Tensor:
+    """What `entry` takes of a Hugging Face tensor: all of it, or its place in a stack."""
+    if entry.stack_index is None:
+        return checkpoint.tensor(name)
+    return checkpoint.slice(name, slice(entry.stack_index, entry.stack_index + 1))[0]
+
+
 def _cast(x: Tensor, like: Checkpoint | None, hf: str) -> Tensor:
     dtype: torch.dtype | None = like.dtype(hf) if like is not None and hf in like else None
     return x if dtype is None else x.to(dtype)
 
 
 def _check_bijective(entries: Iterable[Entry]) -> None:
-    megatron: set[str] = set()
-    hf: set[str] = set()
+    """Each Megatron tensor once; each Hugging Face tensor whole once, or each place of its stack once."""
+    taken: set[tuple[str, str, int | None]] = set()
+    stacked: dict[str, int] = {}
     for entry in entries:
-        for name, taken in ((entry.megatron, megatron), *((n, hf) for n in entry.hf)):
-            if name in taken:
+        for side, name in (("megatron", entry.megatron), *(("hf", n) for n in entry.hf)):
+            key = (side, name, entry.stack_index if side == "hf" else None)
+            if key in taken or (
+                side == "hf" and entry.stack_index is not None and (side, name, None) in taken
+            ):
                 raise BridgeError(f"the table covers {name!r} twice")
-            taken.add(name)
+            taken.add(key)
+        if entry.stack_index is not None:
+            stacked |= {name: shape[0] for name, shape in zip(entry.hf, entry.hf_shapes, strict=True)}
+    for name, size in stacked.items():
+        if any(("hf", name, place) not in taken for place in range(size)) or ("hf", name, None) in taken:
+            raise BridgeError(f"the table does not cover the whole of {name!r}")

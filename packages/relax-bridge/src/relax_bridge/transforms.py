@@ -1,6 +1,7 @@
 """Named invertible transforms between Hugging Face tensors and one fused Megatron tensor.
 
-Letters: R rows of one part, G key/value groups, P query heads per group, D head dim, H hidden.
+Letters: R rows of one part, G key/value groups, P query heads per group, D head dim, H hidden, K key heads,
+M value heads per key head.
 `forward` takes the Hugging Face tensors in the order of the row, `inverse` gives them back; both only move
 elements, so a round trip is exact for every dtype. Results may share memory with their inputs.
 """
@@ -124,3 +125,46 @@ class GroupedQkv:
     def fused_shape(self, shapes: Sequence[Shape]) -> Shape:
         """Axis 0 is the sum of the parts' rows."""
         return (sum(shape[0] for shape in shapes), *shapes[0][1:])
+
+
+@dataclass(frozen=True)
+class GroupedDeltaNet:
+    """Qwen3-Next's projections, interleaved by key head, and Megatron's flat rows q, k, v, z, b, a.
+
+    in_proj_qkvz holds per key head [q (Dk); k (Dk); v (M*Dv); z (M*Dv)], in_proj_ba [b (M); a (M)].
+    """
+
+    key_heads: int
+    values_per_key: int
+    key_dim: int
+    value_dim: int
+    name: ClassVar[str] = "grouped_delta_net"
+
+    def forward(self, parts: Sequence[Tensor]) -> Tensor:
+        """in_proj_qkvz [K*(2*Dk + 2*M*Dv), H], in_proj_ba [K*2*M, H] -> in_proj [the same rows, H]."""
+        flat = []
+        for part, sizes in zip(parts, self._sizes(), strict=True):
+            grouped = part.reshape(self.key_heads, sum(sizes), *part.shape[1:])
+            flat += [x.reshape(-1, *part.shape[1:]) for x in torch.split(grouped, list(sizes), dim=1)]
+        return torch.cat(flat, dim=0)
+
+    def inverse(self, fused: Tensor) -> tuple[Tensor, ...]:
+        """in_proj -> in_proj_qkvz, in_proj_ba."""
+        sizes = self._sizes()
+        rows = [self.key_heads * size for group in sizes for size in group]
+        flat = iter(torch.split(fused, rows, dim=0))
+        tail = fused.shape[1:]
+        return tuple(
+            torch.cat([next(flat).reshape(self.key_heads, size, *tail) for size in group], dim=1).reshape(
+                -1, *tail
+            )
+            for group in sizes
+        )
+
+    def fused_shape(self, shapes: Sequence[Shape]) -> Shape:
+        """Axis 0 is the sum of the parts' rows."""
+        return (sum(shape[0] for shape in shapes), *shapes[0][1:])
+
+    def _sizes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        value = self.values_per_key * self.value_dim
+        return (self.key_dim, self.key_dim, value, value), (self.values_per_key, self.values_per_key)
