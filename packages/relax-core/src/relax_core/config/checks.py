@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel
 
+from relax_core.algorithms.config import AlgorithmConfig
 from relax_core.config.problems import Problem
-from relax_core.loop.config import RolloutConfig
+from relax_core.loop.config import RolloutConfig, SftConfig
 from relax_core.run.config import RunConfig
 from relax_core.trainer.config import TrainerConfig
 
@@ -48,18 +49,48 @@ def _warmup_fits(trainer: TrainerConfig, run: RunConfig) -> Iterator[Problem]:
         )
 
 
-def _batch_can_be_split(rollout: RolloutConfig, trainer: TrainerConfig) -> Iterator[Problem]:
-    groups = rollout.prompts_per_step
-    if trainer.optimizer_steps_per_batch > groups:
+def _batch_can_be_split(
+    algorithm: AlgorithmConfig, rollout: RolloutConfig, sft: SftConfig, trainer: TrainerConfig
+) -> Iterator[Problem]:
+    rl = algorithm.algorithm.loop == "rl"
+    name, count = (
+        ("rollout.prompts_per_step", rollout.prompts_per_step)
+        if rl
+        else ("sft.samples_per_step", sft.samples_per_step)
+    )
+    if trainer.optimizer_steps_per_batch > count:
         yield Problem(
             ("trainer", "optimizer_steps_per_batch"),
-            f"a batch of rollout.prompts_per_step = {groups} groups cannot be split into more parts than groups",
+            f"a batch of {name} = {count} cannot be split into more parts",
             given=str(trainer.optimizer_steps_per_batch),
-            allowed=f"an integer, at most {groups}",
+            allowed=f"an integer, at most {count}",
+        )
+
+
+def _group_gives_a_signal(algorithm: AlgorithmConfig, rollout: RolloutConfig) -> Iterator[Problem]:
+    least = algorithm.algorithm.min_group_size
+    if algorithm.algorithm.loop == "rl" and rollout.samples_per_prompt < least:
+        yield Problem(
+            ("rollout", "samples_per_prompt"),
+            f"algorithm {algorithm.name} compares the completions of one prompt",
+            given=str(rollout.samples_per_prompt),
+            allowed=f"an integer, at least {least}",
+        )
+
+
+def _policy_is_sampled(algorithm: AlgorithmConfig, rollout: RolloutConfig) -> Iterator[Problem]:
+    if algorithm.algorithm.loop == "rl" and rollout.temperature == 0:
+        yield Problem(
+            ("rollout", "temperature"),
+            "at temperature 0 the completions of a prompt are all equal, and nothing is learnt",
+            given="0.0",
+            allowed="a number, above 0",
         )
 
 
 CHECKS: tuple[Check, ...] = (
     Check(("trainer", "run"), _warmup_fits),
-    Check(("rollout", "trainer"), _batch_can_be_split),
+    Check(("algorithm", "rollout", "sft", "trainer"), _batch_can_be_split),
+    Check(("algorithm", "rollout"), _group_gives_a_signal),
+    Check(("algorithm", "rollout"), _policy_is_sampled),
 )

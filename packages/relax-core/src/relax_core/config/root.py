@@ -4,6 +4,7 @@ from typing import Self
 
 from pydantic import model_validator
 
+from relax_core.algorithms.config import AlgorithmConfig
 from relax_core.config.checks import cross_problems
 from relax_core.config.section import Section, setting
 from relax_core.loop.config import CheckpointConfig, EvalConfig, RewardConfig, RolloutConfig, SftConfig
@@ -15,6 +16,7 @@ class RelaxConfig(Section):
     """One run of `relax-train`."""
 
     run: RunConfig = setting(RunConfig(), "The run itself.")
+    algorithm: AlgorithmConfig = setting(AlgorithmConfig(), "The algorithm.")
     trainer: TrainerConfig = setting(TrainerConfig(), "The weight update.")
     rollout: RolloutConfig = setting(RolloutConfig(), "Sampling.")
     reward: RewardConfig = setting(RewardConfig(), "Scoring.")

@@ -1,17 +1,18 @@
 """Settings of the run loop: sampling, rewards, evaluation, supervised batches and checkpoints."""
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import model_validator
 
+from relax_core.config.plugin import PluginName
 from relax_core.config.section import Section, setting
 
 
 class RolloutConfig(Section):
     """How completions are sampled for one step."""
 
-    engine: str = setting(
-        "transformers", "Engine that samples: a name of the entry-point group relax_rollout.engines."
+    engine: Annotated[str, PluginName("relax_rollout.engines", "transformers")] = setting(
+        "transformers", "Engine that samples."
     )
     prompts_per_step: int = setting(32, "Prompts whose groups make one batch.", unit="prompts", ge=1)
     samples_per_prompt: int = setting(

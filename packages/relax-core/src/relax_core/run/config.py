@@ -1,8 +1,9 @@
 """Settings of the run itself: name, place, length, device and what is logged."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
+from relax_core.config.plugin import PluginName
 from relax_core.config.section import Section, setting
 
 
@@ -17,7 +18,7 @@ class RunConfig(Section):
     dir: Path = setting(Path("runs"), "Folder that holds the run directories.")
     steps: int = setting(100, "Steps of the run: batches trained on.", unit="steps", ge=1)
     seed: int = setting(0, "Seed of everything random in the run.", ge=0, lt=2**32)
-    device: Literal["auto", "cpu", "cuda", "npu"] = setting(
+    device: Annotated[str, PluginName("relax_core.devices", "auto", "cpu", "cuda", "npu")] = setting(
         "auto", "Device that trains and samples; auto takes npu, then cuda, then cpu."
     )
     placement: Literal["inline", "ray"] = setting(

@@ -1,0 +1,90 @@
+"""The metrics of a step: their names in `metrics.jsonl`, what they mean, and how views group them.
+
+A record is `{"step": n, <metric>: number, ..., "time": {...}}`. Everything but `time` is the same for
+the same seed on the same machine; `time` holds what a clock or the operating system gave. Step 0 is the
+evaluation before training. A loop may add metrics of its own: views put unknown names last.
+"""
+
+import re
+from dataclasses import dataclass
+
+PHASES: tuple[str, ...] = ("rollout", "reward", "logprob", "train", "update", "eval", "checkpoint")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric.
+
+    Attributes:
+        name: its key in `metrics.jsonl`.
+        label: its name for people.
+        group: the chart it belongs to; also its folder in TensorBoard and W&B.
+        doc: its meaning.
+        unit: what it counts, or "" for plain numbers.
+    """
+
+    name: str
+    label: str
+    group: str
+    doc: str
+    unit: str = ""
+
+
+METRICS: tuple[Metric, ...] = (
+    Metric("reward", "reward", "reward", "Mean reward of the completions sampled in the step."),
+    Metric("reward_std", "spread in group", "reward", "Mean standard deviation of rewards inside a group."),
+    Metric("eval_reward", "held out", "reward", "Mean reward of the held-out completions."),
+    Metric("accuracy", "sampled", "accuracy", "Share of sampled completions whose answer is correct."),
+    Metric("eval_accuracy", "held out", "accuracy", "Share of held-out completions that are correct."),
+    Metric("loss", "loss", "loss", "The whole loss, averaged over the optimizer steps of the step."),
+    Metric("policy", "policy", "loss", "The clipped policy loss."),
+    Metric("sft", "supervised", "loss", "Negative log-likelihood of the tokens to learn.", "nats"),
+    Metric("entropy", "entropy", "entropy", "Mean entropy of the policy over completion tokens.", "nats"),
+    Metric("kl", "from reference", "KL", "Mean KL divergence from the reference policy.", "nats"),
+    Metric("policy_kl", "of the update", "KL", "Mean KL divergence from the policy before the step.", "nats"),
+    Metric("grad_norm", "gradient norm", "gradient norm", "Global gradient norm before clipping."),
+    Metric("lr", "learning rate", "learning rate", "Learning rate of the last optimizer step."),
+    Metric(
+        "logprob_gap",
+        "mean",
+        "log-prob gap",
+        "Mean absolute difference between trainer and rollout log-probs of the sampled tokens.",
+        "nats",
+    ),
+    Metric("logprob_gap_max", "max", "log-prob gap", "The largest such difference.", "nats"),
+    Metric("response_length_mean", "mean", "response length", "Mean length of completions.", "tokens"),
+    Metric("response_length_max", "max", "response length", "Length of the longest completion.", "tokens"),
+    Metric("truncated_fraction", "cut off", "fractions", "Share of completions cut at the length limit."),
+    Metric("clip_fraction", "clipped", "fractions", "Share of tokens whose ratio the loss clipped."),
+    Metric("dual_clip_fraction", "dual-clipped", "fractions", "Share of tokens held by the dual clip."),
+    Metric(
+        "correction_fraction",
+        "weight capped",
+        "fractions",
+        "Share of tokens whose importance weight was capped or dropped.",
+    ),
+    Metric("ratio", "ratio", "ratios", "Mean ratio of the policy to the one before the step."),
+    Metric("importance_weight", "importance", "ratios", "Mean importance weight of trainer over rollout."),
+    Metric("groups_dropped", "dropped groups", "filter", "Groups dropped for want of spread.", "groups"),
+    Metric("reward_failures", "failed rewards", "filter", "Completions whose scoring failed.", "completions"),
+    Metric("train_tokens", "trained", "tokens", "Tokens of the forward and backward passes.", "tokens"),
+    Metric("rollout_tokens", "sampled", "tokens", "Tokens sampled for training.", "tokens"),
+)
+_BY_NAME = {metric.name: metric for metric in METRICS}
+_MTP = re.compile(r"mtp_(\d+)_(loss|acceptance)")
+
+
+def describe(name: str) -> Metric:
+    """What is known of a metric: draft depths (`mtp_<k>_loss`, `mtp_<k>_acceptance`) and strangers too."""
+    if name in _BY_NAME:
+        return _BY_NAME[name]
+    draft = _MTP.fullmatch(name)
+    if draft is None:
+        return Metric(name, name.replace("_", " "), "other", "A metric of the loop's own.")
+    depth, kind = draft.groups()
+    if kind == "loss":
+        return Metric(
+            name, f"depth {depth}", "MTP loss", f"Loss of the draft layer of depth {depth}.", "nats"
+        )
+    doc = f"Share of tokens that draft depth {depth} predicts, given the true ones before."
+    return Metric(name, f"depth {depth}", "MTP acceptance", doc)

@@ -1,0 +1,213 @@
+"""What a run loop tells about itself: phases, steps and the end; everything else follows from that."""
+
+import resource
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import psutil  # type: ignore[import-untyped]
+from rich.console import Console
+
+from relax_core.run.directory import RunDirectory
+from relax_core.run.files import RunDirectoryError
+from relax_core.run.jsonl import JsonlWriter, read_jsonl
+from relax_core.run.metrics import PHASES
+from relax_core.run.progress import open_progress
+from relax_core.run.summary import summarize
+from relax_core.run.timer import PhaseTimer
+from relax_core.run.trackers import open_trackers, tagged
+
+if TYPE_CHECKING:
+    from relax_core.config.root import RelaxConfig
+
+
+class Recorder:
+    """Writes metrics, samples, TensorBoard and W&B, shows progress, and sums the run up.
+
+    Use it with `with`: leaving it closes every file, also after an error.
+    """
+
+    def __init__(
+        self,
+        directory: RunDirectory,
+        config: "RelaxConfig",
+        *,
+        resume_step: int | None = None,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        age: float | None = None,
+    ) -> None:
+        """Opens the files of the run.
+
+        Args:
+            directory: the locked run directory.
+            config: the resolved config.
+            resume_step: None for a new run; else the step of the checkpoint from which it goes on, to which
+                metrics and samples are cut.
+            console: where progress is shown; standard error if None.
+            clock: gives seconds.
+            age: seconds since the process began, which count as the run's; asked of the system if None.
+
+        Raises:
+            RunDirectoryError: a file is damaged, lacks steps before `resume_step`, or cannot be written.
+            ValueError: W&B is wanted but not installed.
+        """
+        self._directory = directory
+        self._seed = config.run.seed
+        self._samples_per_step = config.run.samples_per_step
+        self._timer = PhaseTimer(clock)
+        self._clock = clock
+        self._start = clock() - (_process_age() if age is None else age)
+        with ExitStack() as stack:
+            self._metrics = JsonlWriter(directory.metrics, directory.mask, keep_to_step=resume_step)
+            stack.callback(self._metrics.close)
+            self._samples = JsonlWriter(directory.samples, directory.mask, keep_to_step=resume_step)
+            stack.callback(self._samples.close)
+            self.history: list[dict[str, Any]] = read_jsonl(directory.metrics)
+            self._refuse_lost_steps(resume_step or 0)
+            self._elapsed_before = self._last_time("elapsed")
+            self._trackers = open_trackers(
+                directory.path,
+                directory.mask.tree(config.model_dump(mode="json")),
+                project=config.run.wandb_project,
+                first_step=None if resume_step is None else resume_step + 1,
+            )
+            for tracker in self._trackers:
+                stack.callback(tracker.close)
+            self._progress = open_progress(
+                config.run.progress,
+                console or Console(stderr=True),
+                title=directory.path.name,
+                total=config.run.steps,
+                done=resume_step or 0,
+                clock=clock,
+            )
+            stack.callback(self._progress.close)
+            self._stack = stack.pop_all()
+
+    def _last_time(self, name: str) -> float:
+        return float(self.history[-1].get("time", {}).get(name, 0.0)) if self.history else 0.0
+
+    def _refuse_lost_steps(self, resume_step: int) -> None:
+        last = self.history[-1]["step"] if self.history else 0
+        if last < resume_step:
+            raise RunDirectoryError(
+                f"{self._directory.metrics} ends at step {last}, but the checkpoint is of step "
+                f"{resume_step}: restore the file, or resume from an earlier checkpoint"
+            )
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Counts the time inside the `with` block for a phase (see `relax_core.run.metrics.PHASES`).
+
+        Phases may nest: the inner one's time is its own only.
+
+        Raises:
+            ValueError: there is no such phase.
+        """
+        if name not in PHASES:
+            raise ValueError(f"there is no phase {name!r}; phases are {', '.join(PHASES)}")
+        with self._timer.phase(name):
+            self._progress.phase(name)
+            yield
+        self._progress.phase(self._timer.current)
+
+    def step(
+        self, step: int, metrics: Mapping[str, float], samples: Iterable[Mapping[str, Any]] = ()
+    ) -> dict[str, Any]:
+        """Records a finished step (0: the evaluation before training).
+
+        Args:
+            step: its number, one more than the last recorded one.
+            metrics: numbers by name; the names that views know are in `relax_core.run.metrics`.
+            samples: completions with `prompt`, `completion`, `reward`, `advantage` and, if the loop likes,
+                more; the first `run.samples_per_step` are written.
+
+        Returns:
+            The line of `metrics.jsonl`.
+
+        Raises:
+            ValueError: the step is out of order, or a metric is no number.
+            RunDirectoryError: the disk is full or a file not writable.
+        """
+        last = self.history[-1]["step"] if self.history else -1
+        if step != last + 1 and not (last == -1 and step == 1):
+            raise ValueError(f"step {step} does not follow step {last}")
+        numbers = {name: _number(name, value) for name, value in metrics.items()}
+        record: dict[str, Any] = {"step": step, **numbers}
+        record["time"] = self._times(numbers)
+        for index, sample in enumerate(samples):
+            if index >= self._samples_per_step:
+                break
+            self._samples.write({"step": step, **sample})
+        self._metrics.write(record)
+        self.history.append(record)
+        for tracker in self._trackers:
+            tracker.log(step, tagged(record))
+        self._progress.step(record)
+        return record
+
+    def _times(self, numbers: Mapping[str, float]) -> dict[str, Any]:
+        phases = self._timer.take()
+        total = phases.pop("total")
+        times: dict[str, Any] = {
+            "phases": {name: round(seconds, 6) for name, seconds in phases.items()},
+            "total": round(total, 6),
+            "elapsed": round(self._elapsed(), 6),
+            "peak_rss_gib": round(_peak_rss_gib(), 4),
+        }
+        if total > 0 and "train_tokens" in numbers:
+            times["tokens_per_s"] = round(numbers["train_tokens"] / total, 3)
+        return times
+
+    def _elapsed(self) -> float:
+        return self._elapsed_before + self._clock() - self._start
+
+    def sync(self) -> None:
+        """Makes all steps so far survive a power failure; call it before a checkpoint is written."""
+        self._metrics.sync()
+        self._samples.sync()
+
+    def finish(self, **extra: Any) -> dict[str, Any]:
+        """Writes `summary.json`, which marks the run as finished, and returns it.
+
+        Args:
+            **extra: entries of the loop's own.
+        """
+        summary = summarize(
+            self.history,
+            seed=self._seed,
+            wall_s=round(self._elapsed(), 3),
+            peak_rss_gib=round(_peak_rss_gib(), 4),
+        )
+        summary |= extra
+        self._directory.write_json(self._directory.summary, summary)
+        return summary
+
+    def close(self) -> None:
+        """Closes every file and view. Idempotent."""
+        self._stack.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _process_age() -> float:
+    return max(0.0, time.time() - float(psutil.Process().create_time()))
+
+
+def _peak_rss_gib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"metric {name} is a {type(value).__name__}; give an int or a float (tensor.item())")
+    return value

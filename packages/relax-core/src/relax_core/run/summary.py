@@ -1,0 +1,96 @@
+"""The outcome of a run in one small object, computed from its metrics alone."""
+
+import math
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+_PACKAGES = (
+    "relax-core",
+    "relax-bridge",
+    "relax-kernels",
+    "relax-rollout",
+    "relax-npu",
+    "torch",
+    "torch-npu",
+    "megatron-core",
+    "transformers",
+    "sglang",
+    "ray",
+)
+
+
+def installed_versions() -> dict[str, str]:
+    """Python's version and those of the installed packages that matter."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def summarize(
+    records: Sequence[Mapping[str, Any]], *, seed: int, wall_s: float, peak_rss_gib: float
+) -> dict[str, Any]:
+    """Computes `summary.json`.
+
+    Args:
+        records: the lines of `metrics.jsonl`, step 0 (evaluation before training) included if there is one.
+        seed: the run's seed.
+        wall_s: seconds from the start of the process to now, earlier parts of a resumed run added.
+        peak_rss_gib: largest resident memory of this process so far.
+
+    Returns:
+        eval_before, eval_after: held-out accuracy (reward where the task knows no right or wrong) at step 0
+        and at the last step, None where not evaluated; reward_first, reward_last: mean reward of the first
+        and last tenth of steps, at least one step; steps; wall_s;
+        train_tokens_per_s, rollout_tokens_per_s: tokens per second of the phases `logprob` and `train`, and
+        `rollout`; peak_rss_gib: the largest of any part of the run; logprob_gap_max: over all steps;
+        seed; versions.
+    """
+    steps = [record for record in records if record["step"] > 0]
+    rewards = [record["reward"] for record in steps if "reward" in record]
+    tenth = max(1, round(len(rewards) / 10))
+    return {
+        "eval_before": _evaluation(records[0]) if records and records[0]["step"] == 0 else None,
+        "eval_after": _evaluation(steps[-1]) if steps else None,
+        "reward_first": _mean(rewards[:tenth]),
+        "reward_last": _mean(rewards[-tenth:]),
+        "steps": steps[-1]["step"] if steps else 0,
+        "wall_s": wall_s,
+        "train_tokens_per_s": _rate(steps, "train_tokens", ("logprob", "train")),
+        "rollout_tokens_per_s": _rate(steps, "rollout_tokens", ("rollout",)),
+        "peak_rss_gib": max([peak_rss_gib, *_times(records, "peak_rss_gib")]),
+        "logprob_gap_max": max(_numbers(steps, "logprob_gap_max"), default=None),
+        "seed": seed,
+        "versions": installed_versions(),
+    }
+
+
+def _evaluation(record: Mapping[str, Any]) -> float | None:
+    value: float | None = record.get("eval_accuracy", record.get("eval_reward"))
+    return value
+
+
+def _numbers(records: Iterable[Mapping[str, Any]], name: str) -> list[float]:
+    values = [float(record[name]) for record in records if name in record]
+    # max() would skip over NaN or not, depending on its place.
+    return [math.nan] if any(math.isnan(value) for value in values) else values
+
+
+def _times(records: Iterable[Mapping[str, Any]], name: str) -> list[float]:
+    return [record["time"][name] for record in records if name in record.get("time", {})]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(map(float, values)) / len(values) if values else None
+
+
+def _rate(steps: Sequence[Mapping[str, Any]], name: str, phases: Sequence[str]) -> float | None:
+    tokens = sum(record.get(name, 0) for record in steps)
+    spent = [record.get("time", {}).get("phases", {}) for record in steps]
+    seconds = math.fsum(each.get(phase, 0.0) for each in spent for phase in phases)
+    return tokens / seconds if seconds > 0 else None
