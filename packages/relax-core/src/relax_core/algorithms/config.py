@@ -1,0 +1,153 @@
+"""Settings of the algorithm, and the refusal of combinations that cannot work."""
+
+from typing import Annotated, Self
+
+from pydantic import WithJsonSchema, field_validator, model_validator
+
+from relax_core.algorithms.kinds import Correction, KlEstimator, Reduction
+from relax_core.algorithms.registry import Algorithm, algorithm_names, get_algorithm
+from relax_core.config.section import Section, setting
+
+_TRUNCATED_CAP = 2.0
+_ICEPOP_BAND = (0.5, 5.0)
+
+
+class AlgorithmConfig(Section):
+    """Which algorithm trains the policy, and with which coefficients."""
+
+    name: Annotated[str, WithJsonSchema({"type": "string", "enum": list(algorithm_names())})] = setting(
+        "grpo", "Algorithm that trains the policy."
+    )
+    reduction: Reduction | None = setting(
+        None,
+        "How per-token losses become one: mean over all tokens (token_mean), over sequences of their token "
+        "means (sequence_mean), over groups of their token means (group_mean), or the sum over tokens "
+        "divided by sequences times fixed_length (fixed_length); null takes the algorithm's own.",
+    )
+    fixed_length: int | None = setting(
+        None,
+        "Divisor of the fixed_length reduction; null takes rollout.max_new_tokens.",
+        unit="tokens",
+        ge=1,
+    )
+    advantage_eps: float = setting(
+        1e-6, "Added to the std of a group's scores before dividing by it.", gt=0, allow_inf_nan=False
+    )
+    clip_low: float = setting(
+        0.2, "The policy ratio is clipped below 1 - clip_low where the advantage is negative.", gt=0, lt=1
+    )
+    clip_high: float = setting(
+        0.28,
+        "The policy ratio is clipped above 1 + clip_high where the advantage is positive.",
+        gt=0,
+        allow_inf_nan=False,
+    )
+    dual_clip: float | None = setting(
+        None,
+        "Bound on the ratio where the advantage is negative, for instance 3; null is off.",
+        gt=1,
+        allow_inf_nan=False,
+    )
+    kl: KlEstimator = setting(
+        "low_var",
+        "Estimator of KL(policy || reference). As a loss, k1 has a gradient of mean zero: "
+        "take k2, k3 or low_var there.",
+    )
+    kl_loss_coef: float = setting(0.0, "Weight of the KL as a loss term.", ge=0, allow_inf_nan=False)
+    kl_reward_coef: float = setting(
+        0.0,
+        "Weight of the KL, summed over a completion, subtracted from its score.",
+        ge=0,
+        allow_inf_nan=False,
+    )
+    entropy_coef: float = setting(0.0, "Weight of the entropy bonus.", ge=0, allow_inf_nan=False)
+    correction: Correction = setting(
+        "truncated",
+        "Importance weight exp(trainer - rollout log-prob) on the policy loss: none, capped (truncated), or "
+        "set to 0 outside of a band (icepop).",
+    )
+    correction_low: float | None = setting(None, "Lower end of IcePop's band; null takes 0.5.", ge=0, lt=1)
+    correction_high: float | None = setting(
+        None,
+        "Cap of the truncated weight (null takes 2), or upper end of IcePop's band (null takes 5).",
+        ge=1,
+        allow_inf_nan=False,
+    )
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The declaration of the algorithm."""
+        return get_algorithm(self.name)
+
+    @property
+    def token_reduction(self) -> Reduction:
+        """The reduction in use: the one set, or the algorithm's own."""
+        return self.reduction or self.algorithm.default_reduction
+
+    @property
+    def correction_band(self) -> tuple[float, float]:
+        """(lower, upper) end of the importance weight in use; (0, inf) without a correction."""
+        if self.correction == "none":
+            return 0.0, float("inf")
+        if self.correction == "truncated":
+            return 0.0, _TRUNCATED_CAP if self.correction_high is None else self.correction_high
+        low, high = _ICEPOP_BAND
+        return (
+            low if self.correction_low is None else self.correction_low,
+            high if self.correction_high is None else self.correction_high,
+        )
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether log-probs of a frozen reference model are needed."""
+        return self.kl_loss_coef > 0 or self.kl_reward_coef > 0
+
+    @field_validator("name")
+    @classmethod
+    def _name_is_registered(cls, name: str) -> str:
+        return get_algorithm(name).name
+
+    @model_validator(mode="after")
+    def _combination_is_possible(self) -> Self:
+        problems = [*self._unused_settings(), *self._contradictions()]
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    def _unused_settings(self) -> list[str]:
+        used = self.algorithm.settings | {"name"}
+        return [
+            f"{field} {getattr(self, field)!r} has no effect with algorithm {self.name!r}: "
+            f"leave it at its default {info.default!r}"
+            for field, info in type(self).model_fields.items()
+            if field not in used and getattr(self, field) != info.default
+        ]
+
+    def _contradictions(self) -> list[str]:
+        problems = []
+        if self.token_reduction not in self.algorithm.reductions:
+            problems.append(
+                f"reduction {self.token_reduction!r} does not fit algorithm {self.name!r}: "
+                f"allowed are {', '.join(sorted(self.algorithm.reductions))}"
+            )
+        if self.fixed_length is not None and self.token_reduction != "fixed_length":
+            problems.append(
+                f"fixed_length {self.fixed_length} has no effect with reduction {self.token_reduction!r}: "
+                "leave it null or set reduction to fixed_length"
+            )
+        if self.kl_loss_coef > 0 and self.kl_reward_coef > 0:
+            problems.append(
+                f"kl_loss_coef {self.kl_loss_coef:g} and kl_reward_coef {self.kl_reward_coef:g} would count "
+                "the KL twice: set one of them to 0"
+            )
+        if self.correction_low is not None and self.correction != "icepop":
+            problems.append(
+                f"correction_low {self.correction_low:g} has no effect with correction {self.correction!r}: "
+                "leave it null or set correction to icepop"
+            )
+        if self.correction_high is not None and self.correction == "none":
+            problems.append(
+                f"correction_high {self.correction_high:g} has no effect with correction 'none': "
+                "leave it null or set correction to truncated or icepop"
+            )
+        return problems

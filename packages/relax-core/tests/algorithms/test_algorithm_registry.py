@@ -1,0 +1,48 @@
+import dataclasses
+
+import pytest
+from relax_core.algorithms import AlgorithmConfig, algorithm_names, get_algorithm, register_algorithm
+from relax_core.algorithms import __all__ as exported
+from relax_core.algorithms import registry as registry_module
+
+
+def test_the_built_in_algorithms_declare_what_they_need():
+    assert algorithm_names() == ("dr_grpo", "grpo", "sft")
+    assert get_algorithm("grpo").advantage == "group_std"
+    assert get_algorithm("dr_grpo").advantage == "group_centred"
+    assert get_algorithm("sft").loop == "sft"
+    assert get_algorithm("grpo").min_group_size == 2
+
+
+def test_declared_settings_are_fields_of_the_config():
+    for name in algorithm_names():
+        assert get_algorithm(name).settings <= set(AlgorithmConfig.model_fields)
+
+
+def test_a_new_algorithm_brings_its_own_refusals(monkeypatch):
+    monkeypatch.setattr(registry_module, "_REGISTRY", dict(registry_module._REGISTRY))
+    register_algorithm(
+        dataclasses.replace(get_algorithm("grpo"), name="mine", settings=frozenset({"clip_low"}))
+    )
+    assert AlgorithmConfig(name="mine", clip_low=0.1).algorithm.name == "mine"
+    with pytest.raises(ValueError, match=r"clip_high 0\.1 has no effect with algorithm 'mine'"):
+        AlgorithmConfig(name="mine", clip_high=0.1)
+
+
+def test_a_name_can_be_taken_only_once():
+    with pytest.raises(ValueError, match="'grpo' is registered already"):
+        register_algorithm(get_algorithm("grpo"))
+
+
+def test_a_default_reduction_must_be_one_of_the_reductions():
+    with pytest.raises(ValueError, match="default reduction 'group_mean' is not among"):
+        dataclasses.replace(get_algorithm("sft"), default_reduction="group_mean")
+
+
+def test_every_public_name_can_be_imported():
+    import relax_core.algorithms as package
+
+    for name in exported:
+        assert getattr(package, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        getattr(package, "nothing")  # noqa: B009
