@@ -1,0 +1,108 @@
+"""The host's part: Python, device nodes, driver and CANN."""
+
+import re
+
+from relax_npu.doctor.finding import Finding, Status
+from relax_npu.doctor.machine import Machine
+from relax_npu.pins import Pins
+
+_NODES = ("/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc")
+_DRIVER_INFO = "/usr/local/Ascend/driver/version.info"
+_TOOLKITS = (
+    "/usr/local/Ascend/ascend-toolkit/latest",
+    "/usr/local/Ascend/ascend-toolkit",
+    "/usr/local/Ascend/latest",
+)
+_CANN_FILES = (
+    "ascend_toolkit_install.info",
+    "*-linux/ascend_toolkit_install.info",
+    "version.info",
+    "version.cfg",
+)
+_SET_ENV = "source /usr/local/Ascend/ascend-toolkit/set_env.sh"
+_VERSION = re.compile(r"^\s*version\s*=\s*\[?([^\s\]]+)", re.IGNORECASE | re.MULTILINE)
+
+
+def python(machine: Machine, pins: Pins) -> list[Finding]:
+    """The Python that the CANN image has."""
+    if machine.python in pins.python:
+        return [Finding("python", Status.OK, f"Python {machine.python}")]
+    wanted = " or ".join(pins.python)
+    return [
+        Finding(
+            "python",
+            Status.WARNING,
+            f"Python {machine.python}; CANN {pins.cann}'s image and its operators are made for {wanted}",
+            f"use Python {wanted}",
+        )
+    ]
+
+
+def nodes(machine: Machine, pins: Pins) -> list[Finding]:
+    """The device files of the driver."""
+    numbered = [
+        path for path in machine.path("/dev").glob("davinci*") if path.name.removeprefix("davinci").isdigit()
+    ]
+    if not numbered:
+        fix = (
+            "install driver and firmware; in a container pass each NPU: "
+            f"--device /dev/davinci0 ... {' '.join(f'--device {node}' for node in _NODES)}"
+        )
+        return [Finding("device-files", Status.ERROR, "no /dev/davinci<n>: no NPU, or not passed on", fix)]
+    missing = [node for node in _NODES if not machine.path(node).exists()]
+    if missing:
+        fix = " ".join(["in a container pass", *(f"--device {node}" for node in missing)])
+        return [Finding("device-files", Status.ERROR, f"{', '.join(missing)} missing", fix)]
+    return [Finding("device-files", Status.OK, f"{len(numbered)} NPUs under /dev")]
+
+
+def driver(machine: Machine, pins: Pins) -> list[Finding]:
+    """The driver's version against what the pinned CANN works with."""
+    text = machine.read(_DRIVER_INFO)
+    match = _VERSION.search(text or "")
+    if not match:
+        fix = "install the driver; in a container mount /usr/local/Ascend/driver and /etc/ascend_install.info"
+        return [Finding("driver", Status.ERROR, f"no version in {_DRIVER_INFO}", fix)]
+    found = match.group(1)
+    if any(found.lower().startswith(series) for series in pins.driver):
+        return [Finding("driver", Status.OK, f"driver {found}")]
+    allowed = ", ".join(pins.driver)
+    return [
+        Finding(
+            "driver",
+            Status.WARNING,
+            f"driver {found} is not in the release note of CANN {pins.cann} ({allowed})",
+            f"install a driver of one of the series {allowed}",
+        )
+    ]
+
+
+def cann(machine: Machine, pins: Pins) -> list[Finding]:
+    """CANN: installed, its environment set, its version."""
+    home = machine.environment.get("ASCEND_HOME_PATH") or machine.environment.get("ASCEND_TOOLKIT_HOME")
+    installed = [place for place in _TOOLKITS if machine.path(place).is_dir()]
+    if not home:
+        if installed:
+            message = f"CANN lies in {installed[0]}, but its environment is not set (ASCEND_HOME_PATH)"
+            return [Finding("cann", Status.ERROR, message, _SET_ENV)]
+        fix = f"install the CANN {pins.cann} toolkit, then `{_SET_ENV}`"
+        return [Finding("cann", Status.ERROR, "CANN is not installed", fix)]
+    if not machine.path(home).is_dir():
+        fix = f"{_SET_ENV}, or correct ASCEND_HOME_PATH"
+        return [Finding("cann", Status.ERROR, f"ASCEND_HOME_PATH={home} is no folder", fix)]
+    found = _cann_version(machine, home)
+    if found is None:
+        return [Finding("cann", Status.UNKNOWN, f"CANN in {home}, version not found there")]
+    if found == pins.cann:
+        return [Finding("cann", Status.OK, f"CANN {found}")]
+    message = f"CANN {found}; torch_npu {pins.torch_npu} is made for {pins.cann}"
+    return [Finding("cann", Status.WARNING, message, f"install CANN {pins.cann}")]
+
+
+def _cann_version(machine: Machine, home: str) -> str | None:
+    for pattern in _CANN_FILES:
+        for path in sorted(machine.path(home).glob(pattern)):
+            match = _VERSION.search(path.read_text(errors="replace"))
+            if match:
+                return match.group(1)
+    return None

@@ -1,0 +1,115 @@
+"""Finds out in a process of its own whether torch_npu works here, so that no broken install harms the caller.
+
+A torch_npu without CANN makes `import torch` itself raise, a mismatch of builds can abort the process, a
+driver in a bad state can hang it. Each of these ends the child, and is told as a state.
+"""
+
+import enum
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MARKER = "RELAX_NPU_PROBE "
+AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+_CHILD = Path(__file__).with_name("probe_child.py")
+
+
+class ProbeState(enum.StrEnum):
+    """How far torch_npu gets on this machine."""
+
+    NO_TORCH = "no_torch"  # torch is not installed
+    TORCH_BROKEN = "torch_broken"  # importing torch raises, with no backend loaded
+    ABSENT = "absent"  # torch_npu is not installed
+    BROKEN = "broken"  # importing torch_npu raises: CANN is missing or does not fit
+    NO_DEVICE = "no_device"  # torch_npu works and sees no NPU
+    DEVICE_BROKEN = "device_broken"  # an NPU is seen and cannot be taken
+    CRASHED = "crashed"  # the process died on a signal
+    HUNG = "hung"  # no answer in time
+    READY = "ready"  # an NPU was taken and asked for its name and memory
+
+
+@dataclass(frozen=True)
+class Probe:
+    """The result of `probe`.
+
+    Attributes:
+        state: how far it got.
+        stage: what the child did last.
+        error: the exception's type and text, or the signal; "" when nothing failed.
+        torch, torch_npu, cann: versions, "" where unknown.
+        count: visible NPUs.
+        name: of NPU 0.
+        total_memory: of NPU 0, in bytes.
+    """
+
+    state: ProbeState
+    stage: str = ""
+    error: str = ""
+    torch: str = ""
+    torch_npu: str = ""
+    cann: str = ""
+    count: int = 0
+    name: str = ""
+    total_memory: int = 0
+
+
+def probe(
+    *, timeout_s: float = 120.0, environment: Mapping[str, str] | None = None, python: str = sys.executable
+) -> Probe:
+    """Imports torch and torch_npu and takes NPU 0 in a child process.
+
+    Args:
+        timeout_s: seconds until the child counts as hung and is ended.
+        environment: of the child; this process's when None.
+        python: the interpreter to run it with.
+    """
+    # Autoloading would make torch_npu's failure look like torch's.
+    variables = {**(os.environ if environment is None else environment), AUTOLOAD: "0"}
+    # -P: the child's folder, with names such as device.py, is not put on its import path.
+    command = [python, "-P", str(_CHILD)]
+    try:
+        done = subprocess.run(
+            command,
+            env=variables,
+            check=False,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+        )
+    except subprocess.TimeoutExpired as expired:
+        output = (
+            expired.stdout.decode(errors="replace")
+            if isinstance(expired.stdout, bytes)
+            else expired.stdout or ""
+        )
+        told = _last_report(output)
+        return _result(told | {"state": ProbeState.HUNG, "error": f"no answer within {timeout_s:g} s"})
+    told = _last_report(done.stdout)
+    if "state" in told:
+        return _result(told)
+    if done.returncode < 0:
+        error = f"killed by {signal.Signals(-done.returncode).name}"
+    else:
+        error = f"exit code {done.returncode}"
+    last_line = (done.stderr.strip().splitlines() or [""])[-1]
+    return _result(
+        told | {"state": ProbeState.CRASHED, "error": f"{error}: {last_line}" if last_line else error}
+    )
+
+
+def _last_report(output: str) -> dict[str, Any]:
+    """The last line that the child meant for us; whatever else libraries printed is passed over."""
+    lines = [line.removeprefix(MARKER) for line in output.splitlines() if line.startswith(MARKER)]
+    report: dict[str, Any] = json.loads(lines[-1]) if lines else {}
+    return report
+
+
+def _result(told: Mapping[str, Any]) -> Probe:
+    return Probe(**{**told, "state": ProbeState(told["state"])})

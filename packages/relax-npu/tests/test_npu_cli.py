@@ -1,0 +1,55 @@
+"""The command, run as a person or a script runs it, on machines without an NPU."""
+
+import json
+
+import pytest
+
+CLI = ("-m", "relax_npu.cli")
+
+
+def test_version(bench) -> None:
+    done = bench.run(*CLI, "--version")
+    assert (done.returncode, done.stdout) == (0, "relax-npu 0.1.0\n")
+
+
+def test_no_command_is_an_error(bench) -> None:
+    done = bench.run(*CLI)
+    assert done.returncode == 2
+    assert "COMMAND" in done.stderr
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "x", "nan"])
+def test_a_timeout_that_makes_no_sense(bench, seconds: str) -> None:
+    done = bench.run(*CLI, "doctor", f"--timeout={seconds}")
+    assert done.returncode == 2
+    assert "--timeout" in done.stderr
+
+
+def test_the_doctor_on_a_bare_machine(bench) -> None:
+    done = bench.run(*CLI, "doctor", "--json")
+    report = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert report["ok"] is False
+    assert report["relax_npu"] == "0.1.0"
+    errors = {finding["check"]: finding for finding in report["findings"] if finding["status"] == "error"}
+    assert {"device-files", "driver", "cann", "torch-npu"} <= set(errors)
+    assert all(finding["fix"] for finding in errors.values())
+    assert errors["torch-npu"]["message"] == "torch is not installed"
+
+
+def test_the_doctor_survives_a_torch_npu_without_cann(bench) -> None:
+    bench.torch()
+    bench.torch_npu(source=bench.no_cann)
+    done = bench.run(*CLI, "doctor")
+    assert done.returncode == 1
+    assert done.stderr == ""
+    assert "libhccl.so" in done.stdout
+    assert "set_env.sh" in done.stdout
+    assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in done.stdout
+
+
+def test_the_timeout_reaches_the_probe(bench) -> None:
+    bench.torch()
+    bench.torch_npu(source="import time; time.sleep(600)")
+    done = bench.run(*CLI, "doctor", "--timeout", "1")
+    assert "`import torch_npu` hangs: no answer within 1 s" in done.stdout
