@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from relax_core.config.section import Section, setting
 
 if TYPE_CHECKING:
+    from relax_core.config.load import load_config, resolve
     from relax_core.config.problems import ConfigError, Problem
-    from relax_core.config.resolve import load_config, resolve
     from relax_core.config.root import RelaxConfig
     from relax_core.config.yaml_text import dump_config
 
@@ -30,8 +30,8 @@ _HOME = {
     "Problem": "problems",
     "RelaxConfig": "root",
     "dump_config": "yaml_text",
-    "load_config": "resolve",
-    "resolve": "resolve",
+    "load_config": "load",
+    "resolve": "load",
 }
 
 

@@ -9,7 +9,7 @@ class Section(BaseModel):
     """A frozen group of settings that lives in the file of the component it configures.
 
     Unknown keys are refused and every field carries a description (see `setting`). Recipes and flags are
-    validated strictly on top of that (`relax_core.config.resolve`): there `"3"` is no integer.
+    validated strictly on top of that (`relax_core.config.load`): there `"3"` is no integer.
     The file of a section must be importable without torch, so that `relax-train --help` is quick.
     """
 

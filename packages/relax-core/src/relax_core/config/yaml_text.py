@@ -1,6 +1,5 @@
 """YAML in and out: plain YAML 1.2 scalars, duplicate keys refused, the line of every value known."""
 
-import json
 import re
 from typing import Any
 
@@ -118,7 +117,14 @@ def _number(dumper: yaml.SafeDumper, value: float) -> yaml.ScalarNode:
     return dumper.represent_scalar("tag:yaml.org,2002:float", text)
 
 
+def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+    # PyYAML folds exotic line breaks such as U+0085 into blanks unless they are escaped.
+    style = None if value.replace("\n", "").isprintable() else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+
 _Dumper.add_representer(float, _number)
+_Dumper.add_representer(str, _text)
 
 
 def dump_yaml(data: dict[str, Any]) -> str:
@@ -134,10 +140,11 @@ def dump_config(config: BaseModel) -> str:
 def show(value: Any) -> str:
     """A value as a user would write it in a recipe, on one line."""
     if isinstance(value, str):
-        quoted = value == "" or _needs_quotes(value)
-        return json.dumps(value, ensure_ascii=False) if quoted else value
+        if value and not _needs_quotes(value):
+            return value
+        return yaml.dump(value, Dumper=_Dumper, default_style='"', allow_unicode=True, width=10**6).strip()
     if isinstance(value, dict | list):
-        text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, sort_keys=False, width=10_000)
+        text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, sort_keys=False, width=10**6)
         return text.strip()
     return dump_yaml({"v": value}).removeprefix("v: ").strip()
 

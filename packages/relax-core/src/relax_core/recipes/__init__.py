@@ -5,6 +5,6 @@ is relative to the file) and `description` (one line for `relax-train --list-rec
 """
 
 from relax_core.recipes.builtin import builtin_recipes, locate
-from relax_core.recipes.read import read_recipe
+from relax_core.recipes.read import describe_recipe, read_recipe
 
-__all__ = ["builtin_recipes", "locate", "read_recipe"]
+__all__ = ["builtin_recipes", "describe_recipe", "locate", "read_recipe"]

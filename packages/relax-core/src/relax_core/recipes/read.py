@@ -21,6 +21,15 @@ def read_recipe(spec: str) -> Layer:
     return _read(spec, relative_to=Path(), origin="--recipe", chain=())
 
 
+def describe_recipe(file: Path) -> str:
+    """The `description` of a recipe, or nothing.
+
+    Raises:
+        YamlError: the file is no YAML mapping.
+    """
+    return str(parse_yaml(file.read_text(encoding="utf-8"))[0].get("description", ""))
+
+
 def _read(spec: str, *, relative_to: Path, origin: str, chain: tuple[Path, ...]) -> Layer:
     file, problem = _find(spec, relative_to, origin)
     if file is None:

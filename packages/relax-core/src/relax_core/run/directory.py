@@ -1,5 +1,6 @@
 """The run directory: where everything a run leaves behind lives, and who may write to it."""
 
+import json
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -128,6 +129,23 @@ class RunDirectory:
     def finished(self) -> bool:
         """Whether the run came to its end."""
         return self.summary.is_file()
+
+    def steps_done(self) -> int:
+        """The steps of a finished run, as its summary says.
+
+        Raises:
+            RunDirectoryError: there is no summary, or it is damaged.
+        """
+        try:
+            return int(json.loads(self.summary.read_bytes())["steps"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RunDirectoryError(f"{self.summary} cannot be read: {error}") from error
+
+    def reopen(self, config: "RelaxConfig") -> None:
+        """Prepares to go on with the run: writes its config as it is now, and takes the end mark away."""
+        self.write_config(config)
+        with writing(self.summary):
+            self.summary.unlink(missing_ok=True)
 
     def write_config(self, config: "RelaxConfig") -> None:
         """Replaces `config.yaml`."""

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 from rich.console import Console
 
 from relax_core.run.directory import RunDirectory

@@ -1,0 +1,1 @@
+"""The commands `relax-train` and `relax-report`."""

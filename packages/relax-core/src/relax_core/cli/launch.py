@@ -1,0 +1,119 @@
+"""Starts or resumes a run: its directory, its log, and the loop inside them."""
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from relax_core.config.layer import Layer
+from relax_core.config.load import resolve
+from relax_core.config.overrides import parse_overrides
+from relax_core.config.problems import Problem
+from relax_core.config.root import RelaxConfig
+from relax_core.config.yaml_text import YamlError, parse_yaml
+from relax_core.run.directory import RunDirectory
+from relax_core.run.files import RunDirectoryError
+from relax_core.run.logs import logging_to
+
+logger = logging.getLogger(__name__)
+
+RESUMABLE = ("run.steps", "run.progress", "run.log_level", "checkpoint.every", "checkpoint.keep")
+"""Settings that may differ from the interrupted part of a run; others would change its course."""
+
+
+def run_name(recipe: str, now: time.struct_time) -> str:
+    """The name of a run whose user gave none: recipe and local time."""
+    stem = Path(recipe).stem if "/" in recipe or recipe.endswith((".yaml", ".yml")) else recipe
+    clean = "".join(c if c.isalnum() or c in "._-" else "-" for c in stem).lstrip("._-")
+    return f"{clean or 'run'}-{time.strftime('%Y%m%d-%H%M%S', now)}"
+
+
+def resume_config(run_dir: Path, overrides: Sequence[str]) -> RelaxConfig:
+    """The config of an earlier run, with the few settings that may change when it goes on.
+
+    Raises:
+        RunDirectoryError: there is no run, or its config cannot be read.
+        ConfigError: the config is refused, or a setting that must stay was given.
+    """
+    file = run_dir / "config.yaml"
+    if not file.is_file():
+        raise RunDirectoryError(f"{run_dir} holds no run: it has no config.yaml; give the folder of a run")
+    try:
+        values, lines = parse_yaml(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, YamlError) as error:
+        raise RunDirectoryError(f"{file} cannot be read: {error}") from error
+    stored = Layer(values, {path: f"{file}, line {line}" for path, line in lines.items()})
+    changes = parse_overrides(RelaxConfig, overrides)
+    changes.problems += [
+        Problem(path, "cannot change when a run is resumed", origin=origin, allowed=", ".join(RESUMABLE))
+        for path, origin in changes.origins.items()
+        if ".".join(path) not in RESUMABLE
+    ]
+    return resolve(RelaxConfig, [stored, changes])
+
+
+def start(config: RelaxConfig, recipe: str, console: Console) -> int:
+    """Starts a new run.
+
+    Args:
+        config: the resolved config; a missing name is filled in.
+        recipe: the recipe's name or path, for the name.
+        console: gets progress, warnings and the closing lines.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        RunDirectoryError: the run directory cannot be used.
+    """
+    name = config.run.name or run_name(recipe, time.localtime())
+    named = config.model_copy(update={"run": config.run.model_copy(update={"name": name})})
+    with RunDirectory.create(config.run.dir / name, named) as directory:
+        return _run(named, directory, console, resume=False)
+
+
+def resume(run_dir: Path, config: RelaxConfig, console: Console) -> int:
+    """Goes on with an interrupted run, or with a finished one that was given more steps.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        RunDirectoryError: the run directory cannot be used, or the run is finished.
+    """
+    with RunDirectory.resume(run_dir) as directory:
+        if directory.finished and config.run.steps <= directory.steps_done():
+            raise RunDirectoryError(
+                f"{run_dir} holds a finished run of {directory.steps_done()} steps: nothing is left to do; "
+                "give more with --run.steps, or start a new run"
+            )
+        directory.reopen(config)
+        return _run(config, directory, console, resume=True)
+
+
+def _run(config: RelaxConfig, directory: RunDirectory, console: Console, *, resume: bool) -> int:
+    # Idle OpenMP threads that spin take the cores from the others; must be set before torch is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    with logging_to(directory.log, directory.mask, console, level=config.run.log_level):
+        try:
+            from relax_core.loop import run
+
+            outcome = run(config, directory, resume=resume)
+        except (ValueError, OSError) as error:
+            # The terminal gets the message alone; log.txt the traceback too.
+            logger.error("%s", error, exc_info=True)
+            console.print(
+                f"The traceback is in {directory.log}", style="dim", soft_wrap=True, highlight=False
+            )
+            return 1
+        except BaseException:
+            logger.exception("the run failed")
+            raise
+    if outcome == "interrupted":
+        console.print(f"Interrupted. Go on with: relax-train --resume {directory.path}", soft_wrap=True)
+        return 130
+    console.print(f"Finished: {directory.path}", soft_wrap=True)
+    return 0

@@ -1,0 +1,125 @@
+import pytest
+from relax_core.config import ConfigError, RelaxConfig, dump_config, load_config, resolve
+from relax_core.config.fields import field_rows
+from relax_core.config.layer import Layer
+from relax_core.config.yaml_text import parse_yaml
+
+
+def problems(recipe, *flags):
+    with pytest.raises(ConfigError) as caught:
+        load_config(str(recipe), flags)
+    return {".".join(p.path) or p.given: p for p in caught.value.problems}
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    def write(text):
+        file = tmp_path / "mine.yaml"
+        file.write_text(text)
+        return file
+
+    return write
+
+
+def test_all_problems_of_recipe_and_flags_are_reported_at_once(recipe):
+    file = recipe(
+        "run:\n  device: cdua\n  steps: many\ntrainer:\n  lrr: 1\nrollouts:\n  top_p: 1\nalgorithm: 3\n"
+    )
+    found = problems(file, "--rollout.temperature", "-1", "--lr", "2", "--eval.before", "yes")
+    assert set(found) == {
+        "run.device",
+        "run.steps",
+        "trainer.lrr",
+        "rollouts",
+        "algorithm",
+        "rollout.temperature",
+        "--lr",
+        "eval.before",
+    }
+    device = found["run.device"]
+    assert device.given == "cdua"
+    assert device.origin == "mine.yaml, line 2"
+    assert device.allowed == "one of auto, cpu, cuda, npu"
+    assert device.nearest == "cuda"
+    assert found["run.steps"].allowed == "an integer, at least 1"
+    assert found["trainer.lrr"].nearest == "trainer.lr"
+    assert "micro_batch_tokens" in found["trainer.lrr"].allowed
+    assert found["rollouts"].nearest == "rollout"
+    assert found["rollout.temperature"].origin == "--rollout.temperature"
+    assert found["rollout.temperature"].allowed == "a number, at least 0"
+    assert found["--lr"].nearest == "--trainer.lr"
+    assert found["eval.before"].allowed == "true or false"
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("run.steps", '"3"'),
+        ("run.steps", "3.5"),
+        ("run.steps", "true"),
+        ("trainer.lr", '"1e-3"'),
+        ("trainer.lr", ".nan"),
+        ("trainer.lr", "0"),
+        ("trainer.beta1", "1"),
+        ("eval.before", "1"),
+        ("run.name", "12"),
+        ("run.name", "a/b"),
+        ("rollout.engine", "vllm"),
+    ],
+)
+def test_a_value_of_the_wrong_type_or_range_is_refused(recipe, setting, value):
+    section, name = setting.split(".")
+    found = problems(recipe(f"{section}:\n  {name}: {value}\n"))
+    assert list(found) == [setting]
+    assert found[setting].allowed
+
+
+def test_rules_across_sections_are_reported_beside_other_problems():
+    found = problems(
+        "quickstart",
+        *("--run.steps", "5", "--trainer.warmup_steps", "6"),
+        *("--rollout.samples_per_prompt", "1", "--checkpoint.keep", "0"),
+    )
+    assert set(found) == {"trainer.warmup_steps", "rollout.samples_per_prompt", "checkpoint.keep"}
+    assert found["trainer.warmup_steps"].allowed == "an integer, at most 5"
+
+
+def test_rules_across_sections_hold_for_configs_made_in_python():
+    config = load_config("quickstart")
+    with pytest.raises(ValueError, match="warm-up is longer than the run"):
+        RelaxConfig(
+            run=config.run.model_copy(update={"steps": 1}),
+            trainer=config.trainer.model_copy(update={"warmup_steps": 2}),
+        )
+
+
+def test_later_layers_win_and_mappings_merge():
+    below = Layer({"run": {"steps": 3, "seed": 7}})
+    config = resolve(RelaxConfig, [below, Layer({"run": {"steps": 4}})])
+    assert (config.run.steps, config.run.seed) == (4, 7)
+
+
+def test_an_empty_section_is_a_section_of_defaults(recipe):
+    assert load_config(str(recipe("run:\n  # steps: 3\n"))) == RelaxConfig()
+
+
+@pytest.mark.parametrize("name", ["quickstart", "quickstart-sft"])
+def test_the_resolved_config_survives_a_round_trip_in_field_order(name, tmp_path):
+    config = load_config(name, ["--trainer.lr", "3e-7", "--run.name", "007"])
+    file = tmp_path / "config.yaml"
+    file.write_text(dump_config(config))
+    assert load_config(str(file)) == config
+    values, _ = parse_yaml(file.read_text())
+    assert [f"{s}.{n}" for s in values for n in values[s]] == [row.name for row in field_rows(RelaxConfig)]
+
+
+def test_the_error_text_is_readable():
+    with pytest.raises(ConfigError) as caught:
+        load_config("quickstart", ["--run.device", "tpu"])
+    assert str(caught.value) == (
+        "1 problem in the configuration\n\n"
+        "  run.device = tpu   (--run.device)\n"
+        "      not allowed\n"
+        "      allowed: one of auto, cpu, cuda, npu\n"
+        "      did you mean npu?"
+    )
