@@ -4,12 +4,14 @@ Everything goes to a hidden folder beside the target, is flushed to the disk, an
 the end; whatever fails before leaves the previous directory as it was.
 """
 
+import ctypes
 import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -67,12 +69,15 @@ def write_checkpoint(
         CheckpointError: `out_dir` holds something that is not a checkpoint, or a dtype is not writable.
         OSError: the disk's own error (full, read-only); the previous directory is whole.
     """
-    out_dir = Path(out_dir)
-    _check_replaceable(out_dir)
+    target = Path(os.path.realpath(out_dir))
+    _check_replaceable(target)
+    quantised = [f"{n}: {like.stored_dtype(n)}" for n in like.names if like.dtype(n) is None]
+    if quantised:
+        raise CoverageError(f"{like.path} cannot be written back", Problems(unsupported=tuple(quantised)))
     stream = iter(tensors.items() if isinstance(tensors, Mapping) else tensors)
     if like.names:
         stream = _as_source(stream, like)
-    with replaced_directory(out_dir) as work:
+    with replaced_directory(target) as work:
         if like.names and max_shard_bytes is None:
             _write_like(work, stream, like)
         else:
@@ -80,7 +85,7 @@ def write_checkpoint(
         _copy_companions(like.path, work)
         if config is not None:
             _write_json(work / CONFIG, config)
-    return out_dir
+    return Path(out_dir)
 
 
 @contextmanager
@@ -101,7 +106,7 @@ def replaced_directory(out_dir: Path) -> Iterator[Path]:
 def _swap(work: Path, out_dir: Path) -> None:
     if not out_dir.exists():
         work.rename(out_dir)
-    else:
+    elif not _exchange(work, out_dir):
         old = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}.old-", dir=out_dir.parent))
         out_dir.rename(old)
         try:
@@ -111,6 +116,17 @@ def _swap(work: Path, out_dir: Path) -> None:
             raise
         shutil.rmtree(old)
     _sync(out_dir.parent)
+
+
+def _exchange(a: Path, b: Path) -> bool:
+    """Swaps two directories in one step where the system can (Linux), so that no moment is without either."""
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        return False
+    at_cwd, exchange = -100, 2
+    done: int = renameat2(at_cwd, os.fsencode(a), at_cwd, os.fsencode(b), exchange)
+    return done == 0
 
 
 def _sync(path: Path) -> None:
@@ -123,18 +139,14 @@ def _sync(path: Path) -> None:
 
 def _as_source(tensors: Iterator[tuple[str, Tensor]], like: Checkpoint) -> Iterator[tuple[str, Tensor]]:
     seen: set[str] = set()
-    wrong: dict[str, list[str]] = {"missing": [], "extra": [], "mis_shaped": [], "unsupported": []}
+    wrong: dict[str, list[str]] = {"missing": [], "extra": [], "mis_shaped": []}
     for name, tensor in tensors:
         if name not in like or name in seen:
             wrong["extra"].append(name if name not in like else f"{name}: given twice")
         elif tuple(tensor.shape) != like.shape(name):
             wrong["mis_shaped"].append(f"{name}: {list(tensor.shape)}, source {list(like.shape(name))}")
         else:
-            dtype = like.dtype(name)
-            if dtype is None:
-                wrong["unsupported"].append(f"{name}: {like.stored_dtype(name)}")
-            else:
-                yield name, tensor.to(dtype)
+            yield name, tensor.to(like.dtype(name))
         seen.add(name)
     wrong["missing"] = [name for name in like.names if name not in seen]
     problems = Problems(**{kind: tuple(names) for kind, names in wrong.items()})
@@ -215,6 +227,8 @@ def _write_greedy(
 def _write_index(work: Path, plans: Mapping[str, Mapping[str, Spec]], metadata: Mapping[str, Any]) -> None:
     items = [item for plan in plans.values() for item in plan.values()]
     exact: dict[str, Any] = {**metadata, "total_size": sum(item.size for item in items)}
+    if "total_parameters" in exact:
+        exact["total_parameters"] = sum(prod(item.shape) for item in items)
     weight_map = {name: file for file, plan in plans.items() for name in plan}
     _write_json(work / INDEX, {"metadata": exact, "weight_map": dict(sorted(weight_map.items()))})
 

@@ -7,6 +7,7 @@ projections in the delta net, one tensor an expert, and layers that may be dense
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from relax_bridge.errors import ConfigError
 from relax_bridge.model_map import ModelMap
 from relax_bridge.models import blocks
 from relax_bridge.models.reading import Source, layer_kinds, positions
@@ -18,6 +19,8 @@ def build(
 ) -> ModelMap:
     """The map of a `qwen3` or `qwen3_moe` model (see `relax_bridge.model_map` for the arguments)."""
     source = Source.of(config, names, mtp_layers)
+    if source.mtp_layers:
+        raise ConfigError(f"{source.kind} has no multi-token prediction; got {source.mtp_layers} MTP layers")
     hidden, layers = source.sizes("hidden_size", "num_hidden_layers")
     every = _place(source, tuple(range(layers)))
     middle = [*blocks.norms(every, hidden), *_attention(source, every, gate=False)]
@@ -70,10 +73,11 @@ def _whole(source: Source, middle: list[Row], tail: list[Row] | None = None) -> 
 
 
 def _attention(source: Source, at: Place, *, gate: bool) -> list[Row]:
-    hidden, heads, groups, dim = source.sizes(
-        "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim"
-    )
+    hidden, heads, groups = source.sizes("hidden_size", "num_attention_heads", "num_key_value_heads")
     source.divides("num_attention_heads", "num_key_value_heads")
+    # transformers' rule for a qwen3_moe config that leaves the head dim out.
+    implied = source.kind == "qwen3_moe" and source.text.get("head_dim") is None
+    dim = hidden // heads if implied else source.sizes("head_dim")[0]
     return blocks.attention(at, hidden, heads, groups, dim, gate=gate)
 
 

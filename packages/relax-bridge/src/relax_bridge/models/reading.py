@@ -36,12 +36,19 @@ class Source:
         """Takes apart the arguments of `relax_bridge.model_map`.
 
         Raises:
-            ConfigError: biases in attention, a dedicated MTP embedding, or a negative number of MTP layers.
+            ConfigError: biases in attention, attention without its gate, a dedicated MTP embedding, or a
+                negative number of MTP layers.
         """
         nested = config.get("text_config")
-        text = config if nested is None else nested
+        text = dict(config if nested is None else nested)
+        if "num_local_experts" in text:  # transformers' word since 5.0 for qwen3_moe
+            text.setdefault("num_experts", text["num_local_experts"])
         if text.get("attention_bias"):
             raise ConfigError("attention_bias: true has no row in the tables; published models have none")
+        if not text.get("attn_output_gate", True):
+            raise ConfigError(
+                "attn_output_gate: false has no row in the tables; published models have the gate"
+            )
         if text.get("mtp_use_dedicated_embeddings"):
             raise ConfigError("mtp_use_dedicated_embeddings: true is not supported: MTP shares the embedding")
         held = None if names is None else tuple(names)
