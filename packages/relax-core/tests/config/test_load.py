@@ -3,11 +3,12 @@ from relax_core.config import ConfigError, RelaxConfig, dump_config, load_config
 from relax_core.config.fields import field_rows
 from relax_core.config.layer import Layer
 from relax_core.config.yaml_text import parse_yaml
+from relax_core.data.config import DataConfig
 
 
 def problems(recipe, *flags):
     with pytest.raises(ConfigError) as caught:
-        load_config(str(recipe), flags)
+        load_config(str(recipe), [*flags, "--data.path", "rows.jsonl"])
     return {".".join(p.path) or p.given: p for p in caught.value.problems}
 
 
@@ -88,19 +89,29 @@ def test_rules_across_sections_hold_for_configs_made_in_python():
     config = load_config("quickstart")
     with pytest.raises(ValueError, match="warm-up is longer than the run"):
         RelaxConfig(
+            data=config.data,
             run=config.run.model_copy(update={"steps": 1}),
             trainer=config.trainer.model_copy(update={"warmup_steps": 2}),
         )
 
 
 def test_later_layers_win_and_mappings_merge():
-    below = Layer({"run": {"steps": 3, "seed": 7}})
+    below = Layer({"run": {"steps": 3, "seed": 7}, "data": {"path": "rows.jsonl"}})
     config = resolve(RelaxConfig, [below, Layer({"run": {"steps": 4}})])
     assert (config.run.steps, config.run.seed) == (4, 7)
 
 
 def test_an_empty_section_is_a_section_of_defaults(recipe):
-    assert load_config(str(recipe("run:\n  # steps: 3\n"))) == RelaxConfig()
+    file = recipe("run:\n  # steps: 3\ndata: {path: rows.jsonl}\n")
+    assert load_config(str(file)) == RelaxConfig(data=DataConfig(path="rows.jsonl"))
+
+
+def test_a_required_setting_that_is_missing_is_named(recipe):
+    with pytest.raises(ConfigError) as caught:
+        load_config(str(recipe("run:\n  steps: 3\n")))
+    (problem,) = caught.value.problems
+    assert problem.path == ("data", "path")
+    assert problem.message == "must be set"
 
 
 @pytest.mark.parametrize("name", ["quickstart", "quickstart-sft"])

@@ -1,6 +1,6 @@
 import pytest
 from relax_core.config import ConfigError, load_config
-from relax_core.recipes import builtin_recipes, locate, read_recipe
+from relax_core.recipes import builtin_recipes, read_recipe
 
 
 @pytest.mark.parametrize("name", builtin_recipes())
@@ -51,10 +51,3 @@ def test_a_recipe_that_is_not_text_is_a_problem(tmp_path):
     (problem,) = read_recipe(str(tmp_path / "bad.yaml")).problems
     assert "cannot be read" in problem.message
 
-
-def test_builtin_paths_are_files_of_the_package():
-    assert locate("builtin:quickstart.yaml") == builtin_recipes()["quickstart"]
-    assert str(locate("some/path")) == "some/path"
-    for bad in ("builtin:nothing", "builtin:../config/root.py", "builtin:"):
-        with pytest.raises(ValueError, match="does not ship with relax-core"):
-            locate(bad)

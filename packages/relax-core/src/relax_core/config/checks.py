@@ -7,7 +7,8 @@ from pydantic import BaseModel
 
 from relax_core.algorithms.config import AlgorithmConfig
 from relax_core.config.problems import Problem
-from relax_core.loop.config import RolloutConfig, SftConfig
+from relax_core.data.config import DataConfig
+from relax_core.loop.config import EvalConfig, RolloutConfig, SftConfig
 from relax_core.run.config import RunConfig
 from relax_core.trainer.config import TrainerConfig
 
@@ -88,9 +89,20 @@ def _policy_is_sampled(algorithm: AlgorithmConfig, rollout: RolloutConfig) -> It
         )
 
 
+def _evaluation_has_rows(evaluation: EvalConfig, data: DataConfig) -> Iterator[Problem]:
+    if evaluation.every and data.eval_path is None and data.eval_fraction == 0:
+        yield Problem(
+            ("eval", "every"),
+            "there are no held-out rows: set data.eval_path or data.eval_fraction",
+            given=str(evaluation.every),
+            allowed="0 without held-out rows",
+        )
+
+
 CHECKS: tuple[Check, ...] = (
     Check(("trainer", "run"), _warmup_fits),
     Check(("algorithm", "rollout", "sft", "trainer"), _batch_can_be_split),
     Check(("algorithm", "rollout"), _group_gives_a_signal),
     Check(("algorithm", "rollout"), _policy_is_sampled),
+    Check(("eval", "data"), _evaluation_has_rows),
 )

@@ -44,7 +44,7 @@ def resolve(model: type[Config], layers: Iterable[Layer]) -> Config:
     layer = Layer()
     for above in layers:
         layer = above.over(layer)
-    values = _without_empty_sections(model, layer.values)
+    values = _with_all_sections(model, layer.values)
     problems = list(layer.problems)
     try:
         config = model.model_validate_json(json.dumps(values), strict=True)
@@ -60,14 +60,12 @@ def resolve(model: type[Config], layers: Iterable[Layer]) -> Config:
     return config
 
 
-def _without_empty_sections(model: type[BaseModel], values: dict[str, Any]) -> dict[str, Any]:
-    inner = subsections(model)
-    cleaned: dict[str, Any] = {}
-    for key, value in values.items():
-        if key not in inner or value is not None:
-            whole = key in inner and isinstance(value, dict)
-            cleaned[key] = _without_empty_sections(inner[key], value) if whole else value
-    return cleaned
+def _with_all_sections(model: type[BaseModel], values: dict[str, Any]) -> dict[str, Any]:
+    filled = dict(values)
+    for name, section in subsections(model).items():
+        given = {} if filled.get(name) is None else filled[name]
+        filled[name] = _with_all_sections(section, given) if isinstance(given, dict) else given
+    return filled
 
 
 def _valid_sections(model: type[BaseModel], values: Mapping[str, Any]) -> dict[str, BaseModel]:

@@ -7,7 +7,10 @@ from pydantic import model_validator
 from relax_core.algorithms.config import AlgorithmConfig
 from relax_core.config.checks import cross_problems
 from relax_core.config.section import Section, setting
+from relax_core.data.config import DataConfig
 from relax_core.loop.config import CheckpointConfig, EvalConfig, RewardConfig, RolloutConfig, SftConfig
+from relax_core.model.mtp_config import MtpConfig
+from relax_core.model.settings import ModelSettings
 from relax_core.run.config import RunConfig
 from relax_core.trainer.config import TrainerConfig
 
@@ -16,6 +19,9 @@ class RelaxConfig(Section):
     """One run of `relax-train`."""
 
     run: RunConfig = setting(RunConfig(), "The run itself.")
+    model: ModelSettings = setting(ModelSettings(), "The checkpoint.")
+    mtp: MtpConfig = setting(MtpConfig(), "The draft layers.")
+    data: DataConfig = setting(..., "The data.")
     algorithm: AlgorithmConfig = setting(AlgorithmConfig(), "The algorithm.")
     trainer: TrainerConfig = setting(TrainerConfig(), "The weight update.")
     rollout: RolloutConfig = setting(RolloutConfig(), "Sampling.")

@@ -4,7 +4,7 @@ A recipe holds sections of `RelaxConfig`, and may hold `extends: NAME|PATH` (the
 is relative to the file) and `description` (one line for `relax-train --list-recipes`).
 """
 
-from relax_core.recipes.builtin import builtin_recipes, locate
+from relax_core.recipes.builtin import builtin_recipes
 from relax_core.recipes.read import describe_recipe, read_recipe
 
-__all__ = ["builtin_recipes", "describe_recipe", "locate", "read_recipe"]
+__all__ = ["builtin_recipes", "describe_recipe", "read_recipe"]
