@@ -1,16 +1,23 @@
 """Loading a Hugging Face directory for sampling."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
 from relax_rollout.engines.transformers.cache import SUPPORTED_LAYERS
 from relax_rollout.engines.transformers.config import TransformersConfig
 from relax_rollout.engines.transformers.delta_net import use_fast_delta_rule
 
 log = logging.getLogger(__name__)
+
+FLOAT32_WEIGHTS = ("A_log", "dt_bias")
+"""Weights of the decay that stay float32 if stored so: the decay is an exponential of them."""
 
 
 def layer_types_of(model: PreTrainedModel) -> tuple[str, ...]:
@@ -20,16 +27,41 @@ def layer_types_of(model: PreTrainedModel) -> tuple[str, ...]:
         ValueError: a kind that the engine's cache does not know.
     """
     config = model.config.get_text_config(decoder=True)
-    kinds = tuple(getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers)
-    if getattr(config, "layer_types", None) is None and getattr(config, "sliding_window", None):
-        kinds = ("sliding_attention",) * config.num_hidden_layers
+    named = getattr(config, "layer_types", None)
+    plain = "sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"
+    kinds = tuple(named or [plain] * config.num_hidden_layers)
     unknown = sorted(set(kinds) - set(SUPPORTED_LAYERS))
     if unknown:
         raise ValueError(
-            f"{type(model).__name__} has layers of kind {', '.join(unknown)}; this engine samples "
-            f"from {' and '.join(SUPPORTED_LAYERS)} layers: use another engine for this model"
+            f"{type(model).__name__} has layers of kind {', '.join(unknown)}; this engine samples from "
+            f"{' and '.join(SUPPORTED_LAYERS)} layers: use another engine for this model"
         )
     return kinds
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """No progress bar, and no warning about fast kernels that this engine does without; errors still show."""
+    level, bar = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(level)
+        if bar:
+            transformers_logging.enable_progress_bar()
+
+
+def _stored_float32(directory: Path) -> dict[str, torch.Tensor]:
+    """The checkpoint's float32 tensors among FLOAT32_WEIGHTS."""
+    found = {}
+    for file in sorted(directory.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as shard:
+            for name in shard.keys():  # noqa: SIM118 - a shard is not a mapping
+                if name.endswith(FLOAT32_WEIGHTS) and shard.get_slice(name).get_dtype() == "F32":
+                    found[name.replace("model.language_model.", "model.", 1)] = shard.get_tensor(name)
+    return found
 
 
 def load_model(config: TransformersConfig) -> PreTrainedModel:
@@ -39,25 +71,28 @@ def load_model(config: TransformersConfig) -> PreTrainedModel:
         ValueError: the checkpoint lacks weights of the model or has them in another shape, or the model has
             layers that the engine cannot cache.
     """
-    dtype = "auto" if config.dtype == "auto" else getattr(torch, config.dtype)
-    model, info = AutoModelForCausalLM.from_pretrained(
-        Path(config.model),
-        dtype=dtype,
-        attn_implementation="sdpa",
-        local_files_only=True,
-        trust_remote_code=False,
-        output_loading_info=True,
-    )
+    directory = Path(config.model)
+    with _quiet_transformers():
+        model, info = AutoModelForCausalLM.from_pretrained(
+            directory,
+            dtype="auto" if config.dtype == "auto" else getattr(torch, config.dtype),
+            attn_implementation="sdpa",
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
     wrong = sorted(info["missing_keys"]) + sorted(str(entry) for entry in info["mismatched_keys"])
     if wrong:
         raise ValueError(
-            f"the checkpoint {str(config.model)!r} lacks {len(wrong)} weights of {type(model).__name__}, or "
-            f"has them in another shape, for example {', '.join(wrong[:5])}; nothing is sampled from random weights"
+            f"the checkpoint {str(directory)!r} lacks {len(wrong)} weights of {type(model).__name__}, or has "
+            f"them in another shape, for example {', '.join(wrong[:5])}; random weights are not sampled from"
         )
     layer_types_of(model)
+    stored = _stored_float32(directory)
+    for name, parameter in model.named_parameters():
+        if name in stored and parameter.dtype != torch.float32:
+            parameter.data = stored[name]
     model = model.to(config.device).eval().requires_grad_(False)
     changed = use_fast_delta_rule(model)
-    log.info(
-        "loaded %s on %s, %d delta-net layers on the engine's rule", config.model, config.device, changed
-    )
+    log.info("loaded %s on %s, %d delta-net layers with the engine's rule", directory, config.device, changed)
     return model
