@@ -48,6 +48,13 @@ def sync_workspace(session: nox.Session) -> None:
     )
 
 
+def test_groups(package: str) -> list[str]:
+    """The test tools, and the dependency group `test` of the package, if it has one."""
+    own = f"packages/{package}/pyproject.toml"
+    has_own = "test" in nox.project.load_toml(own).get("dependency-groups", {})
+    return ["--group", "test", *(["--group", f"{own}:test"] if has_own else [])]
+
+
 def run_pytest(session: nox.Session, *args: str, env: dict[str, str] | None = None) -> None:
     """Runs pytest of the session's environment; arguments behind `--` on nox's line come last."""
     session.run("python", "-m", "pytest", *args, *session.posargs, env=one_thread() | (env or {}))
@@ -76,10 +83,9 @@ def types(session: nox.Session) -> None:
 @per_package
 def tests(session: nox.Session, package: str) -> None:
     """One package's tests, alone with its declared dependencies, in the pinned versions."""
-    needs_torch = package != "relax-npu"
-    groups = ["--group", "test", *(["--group", "accelerator"] if needs_torch else [])]
+    torch = [] if package == "relax-npu" else ["--group", "accelerator"]
     # The exact pins of the root's [tool.uv] apply here as well.
-    session.install("--exact", *groups, "-e", f"packages/{package}")
+    session.install("--exact", *test_groups(package), *torch, "-e", f"packages/{package}")
     run_pytest(session, f"packages/{package}/tests")
 
 
@@ -90,7 +96,7 @@ def tests_lowest(session: nox.Session, package: str) -> None:
     editable = [arg for name in (*PACKAGES[package], package) for arg in ("-e", f"packages/{name}")]
     # --no-config leaves the exact pins aside; the test tools come second and may be new.
     session.install("--exact", "--no-config", "--resolution", "lowest-direct", *editable)
-    session.install("--no-config", "--group", "test")
+    session.install("--no-config", *test_groups(package))
     run_pytest(session, f"packages/{package}/tests")
 
 
@@ -111,7 +117,7 @@ def wheel(session: nox.Session, package: str) -> None:
     show = f"import {module} as m; print('{package}', m.__version__); assert 'site-packages' in m.__file__"
     session.run("python", "-c", show)
     session.cd(ROOT)
-    session.install("--no-config", "--group", "test")
+    session.install("--no-config", *test_groups(package))
     run_pytest(session, f"packages/{package}/tests")
 
 
