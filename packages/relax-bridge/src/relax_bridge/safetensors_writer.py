@@ -49,7 +49,7 @@ class SafetensorsFile:
     """An open file with room for `specs`, laid out in their order."""
 
     def __init__(self, path: Path, specs: Mapping[str, Spec], metadata: Mapping[str, str]) -> None:
-        header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+        header: dict[str, object] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
         self._offsets: dict[str, tuple[int, Spec]] = {}
         end = 0
         for name, item in specs.items():

@@ -24,7 +24,7 @@ def build(
     hidden, layers = source.sizes("hidden_size", "num_hidden_layers")
     every = _place(source, tuple(range(layers)))
     middle = [*blocks.norms(every, hidden), *_attention(source, every, gate=False)]
-    middle += _mlp(source, layers, moe="num_experts" in source.text, shared=False)
+    middle += _mlp(source, layers, moe=source.kind == "qwen3_moe", shared=False)
     return _whole(source, middle)
 
 
