@@ -53,7 +53,8 @@ class Checker:
             origin = self._origin.setdefault(letter, name)
             if known != size:
                 raise self.fail(
-                    f"{name} has shape {tuple(value.shape)} for axes {_axes(axes)}, but {letter} = {known} in {origin}"
+                    f"{name} has shape {tuple(value.shape)} for axes {_axes(axes)}, "
+                    f"but {letter} = {known} in {origin}"
                 )
         if value.dtype not in dtypes:
             allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
@@ -75,7 +76,8 @@ class Checker:
             )
         if value.total != self.sizes[letter]:
             raise self.fail(
-                f"{name} covers {value.total} tokens, but {self._origin[letter]} has {letter} = {self.sizes[letter]}"
+                f"{name} covers {value.total} tokens, "
+                f"but {self._origin[letter]} has {letter} = {self.sizes[letter]}"
             )
 
     def multiple(self, letter: str, of: str) -> None:

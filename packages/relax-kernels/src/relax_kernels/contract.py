@@ -1,11 +1,12 @@
 """What a backend must satisfy: `Backend`, and the call it is asked about, `Call`.
 
 A backend is a package (one folder) with a factory `() -> Backend`, named in the entry-point group
-`relax_kernels.backends`. The registry asks it three things: which operators it has and for which device types, whether
-it serves one particular call (and if not, why), and for the function that does the work. That function is called with
-exactly the arguments of the public operator of the same name (`relax_kernels/ops/`), less `backend`, after the inputs
-were checked and the defaults resolved; it must be differentiable by autograd wherever the public docstring says the
-operator is. Every backend runs through `tests/parity`, which is parametrised over what is installed.
+`relax_kernels.backends`. The registry asks it three things: which operators it has and for which device
+types, whether it serves one particular call (and if not, why), and for the function that does the work. That
+function is called with exactly the arguments of the public operator of the same name (`relax_kernels/ops/`),
+less `backend`, after the inputs were checked and the defaults resolved; it must be differentiable by autograd
+wherever the public docstring says the operator is. Every backend runs through `tests/parity`, which is
+parametrised over what is installed.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Backend(Protocol):
         ...
 
     def refusal(self, call: Call) -> str | None:
-        """Say why it does not serve this call (one of its operators, on one of its devices); None if it does."""
+        """Say why it does not serve a call of one of its operators on one of its devices; None: it does."""
         ...
 
     def implementation(self, op: str) -> Callable[..., Any]:

@@ -67,8 +67,9 @@ def backends() -> tuple[Backend, ...]:
 def set_strict(strict: bool | None) -> None:
     """Forbid (True) or allow (False) that a worse backend stands in; None: as RELAX_KERNELS_STRICT says.
 
-    A stand-in is a backend used because the one named by the environment, or a better one made for the device,
-    does not serve the call. Without strict it is logged once for each reason; with strict NoBackend is raised.
+    A stand-in is a backend used because the one named by the environment, or a better one made for the
+    device, does not serve the call. Without strict it is logged once for each reason; with strict NoBackend
+    is raised.
     """
     global _strict
     _strict = strict
@@ -115,8 +116,9 @@ def _log_once(message: str) -> None:
 def choose(call: Call, backend: str | None = None) -> Backend:
     """Return the backend that will serve a call.
 
-    `backend` (an argument of the public operators) is binding. Else the environment variable RELAX_KERNELS_<OP> is
-    followed, else the backend of highest priority that serves the call. Raises NoBackend.
+    `backend` (an argument of the public operators) is binding. Else the environment variable
+    RELAX_KERNELS_<OP> is followed, else the backend of highest priority that serves the call. Raises
+    NoBackend.
     """
     if backend is not None:
         asked = _named(backend, "the argument backend", call)

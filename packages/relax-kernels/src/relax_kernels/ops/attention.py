@@ -1,6 +1,7 @@
 """Full attention over packed sequences.
 
-T query tokens, S key tokens, N sequences, H query heads, G key/value heads (H % G == 0), D head dim, E value dim.
+T query tokens, S key tokens, N sequences, H query heads, G key/value heads (H % G == 0), D head dim, E value
+dim.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ def attention(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Softmax attention of each sequence's queries over its own keys; differentiable in q, k and v.
 
-    Query head h reads key/value head h // (H // G). With causal=True the last query of a sequence is aligned with its
-    last key: query i of n sees key j of m when j <= i + m - n. A query that sees no key gives 0 and a log-sum-exp of
-    minus infinity.
+    Query head h reads key/value head h // (H // G). With causal=True the last query of a sequence is aligned
+    with its last key: query i of n sees key j of m when j <= i + m - n. A query that sees no key gives 0 and
+    a log-sum-exp of minus infinity.
 
     Args:
         q_THD: queries.
@@ -39,8 +40,8 @@ def attention(
         cu_seqlens_k: lengths of the N key sequences; None means as the queries'.
         causal: whether a query sees only keys up to its own place.
         scale: factor on the scores; None means D ** -0.5.
-        return_lse: also return log(sum over keys of exp(score)), with which partial results over disjoint sets of keys
-            can be merged exactly; gradients flow through it.
+        return_lse: also return log(sum over keys of exp(score)), with which partial results over disjoint
+            sets of keys can be merged exactly; gradients flow through it.
         backend: name of the backend to use; None lets the registry choose.
 
     Returns:

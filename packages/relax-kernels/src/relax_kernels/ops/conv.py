@@ -30,8 +30,8 @@ def causal_conv1d(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Convolve each channel with its own W taps, inside each sequence only; differentiable in every tensor.
 
-    y[t, c] = act(bias[c] + sum_j weight[c, W - 1 - j] * x[t - j, c]) where x before a sequence is its initial state
-    or 0. The last tap meets the current token (as torch.nn.Conv1d with W - 1 left padding has it).
+    y[t, c] = act(bias[c] + sum_j weight[c, W - 1 - j] * x[t - j, c]) where x before a sequence is its initial
+    state or 0. The last tap meets the current token (as torch.nn.Conv1d with W - 1 left padding has it).
 
     Args:
         x_TC: inputs.
@@ -50,13 +50,14 @@ def causal_conv1d(
         InvalidInput: shapes, dtypes, devices or lengths do not fit together.
         NoBackend: no backend serves the call.
     """
-    options = {"activation": activation, "output_final_state": output_final_state}
+    options: dict[str, Any] = {"activation": activation, "output_final_state": output_final_state}
     call = causal_conv1d_call(
         x_TC, weight_CW, bias_C, cu_seqlens=cu_seqlens, initial_state_NCW=initial_state_NCW, **options
     )
-    return implementation(call, backend)(
+    result: tuple[torch.Tensor, torch.Tensor | None] = implementation(call, backend)(
         x_TC, weight_CW, bias_C, cu_seqlens=cu_seqlens, initial_state_NCW=initial_state_NCW, **options
     )
+    return result
 
 
 def causal_conv1d_call(
@@ -72,7 +73,7 @@ def causal_conv1d_call(
     """Check the inputs of `causal_conv1d` and describe the call."""
     check = Checker("causal_conv1d")
     check.tensor("x_TC", x_TC, "TC")
-    tensors = [x_TC] + _check_taps(check, weight_CW, bias_C, activation)
+    tensors = [x_TC, *_check_taps(check, weight_CW, bias_C, activation)]
     check.lengths("cu_seqlens", cu_seqlens, "T")
     check.bind("N", len(cu_seqlens), "cu_seqlens")
     if initial_state_NCW is not None:
@@ -98,11 +99,14 @@ def causal_conv1d_step(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Convolve one new token of each of N sequences (decoding); formula and arguments as `causal_conv1d`.
 
-    Returns y_NC and the new state [N, C, W - 1], both in x's dtype. The given state is not changed. No backward pass
-    is promised.
+    Returns y_NC and the new state [N, C, W - 1], both in x's dtype. The given state is not changed. No
+    backward pass is promised.
     """
     call = causal_conv1d_step_call(x_NC, state_NCW, weight_CW, bias_C, activation=activation)
-    return implementation(call, backend)(x_NC, state_NCW, weight_CW, bias_C, activation=activation)
+    result: tuple[torch.Tensor, torch.Tensor] = implementation(call, backend)(
+        x_NC, state_NCW, weight_CW, bias_C, activation=activation
+    )
+    return result
 
 
 def causal_conv1d_step_call(
@@ -116,7 +120,7 @@ def causal_conv1d_step_call(
     """Check the inputs of `causal_conv1d_step` and describe the call."""
     check = Checker("causal_conv1d_step")
     check.tensor("x_NC", x_NC, "NC")
-    tensors = [x_NC, state_NCW] + _check_taps(check, weight_CW, bias_C, activation)
+    tensors = [x_NC, state_NCW, *_check_taps(check, weight_CW, bias_C, activation)]
     _check_state(check, "state_NCW", state_NCW, x_NC)
     return check.call(tensors, {"activation": activation, "has_bias": bias_C is not None})
 

@@ -31,8 +31,8 @@ def gated_delta_rule(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Run the gated delta rule over packed sequences; differentiable in every tensor.
 
-    Per sequence and value head u (which reads key head u // (U // H)), with S a K x V matrix that starts as the
-    initial state or 0, for each token t in order:
+    Per sequence and value head u (which reads key head u // (U // H)), with S a K x V matrix that starts as
+    the initial state or 0, for each token t in order:
 
         S = exp(g_t) S;  S = S + k_t (beta_t (v_t - S^T k_t))^T;  o_t = scale * S^T q_t
 
@@ -70,7 +70,7 @@ def gated_delta_rule(
         qk_l2norm=qk_l2norm,
         scale=scale,
     )
-    return implementation(call, backend)(
+    result: tuple[torch.Tensor, torch.Tensor | None] = implementation(call, backend)(
         q_THK,
         k_THK,
         v_TUV,
@@ -82,6 +82,7 @@ def gated_delta_rule(
         qk_l2norm=qk_l2norm,
         scale=q_THK.shape[-1] ** -0.5 if scale is None else scale,
     )
+    return result
 
 
 def delta_rule_call(
@@ -126,13 +127,13 @@ def gated_delta_rule_step(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Advance N sequences by one token each (decoding); formula and arguments as `gated_delta_rule`.
 
-    Returns o_NUV in q's dtype and the new states in the dtype of the given ones (float32 recommended). The given
-    states are not changed. No backward pass is promised.
+    Returns o_NUV in q's dtype and the new states in the dtype of the given ones (float32 recommended). The
+    given states are not changed. No backward pass is promised.
     """
     call = delta_rule_step_call(
         q_NHK, k_NHK, v_NUV, g_NU, beta_NU, state_NUKV, qk_l2norm=qk_l2norm, scale=scale
     )
-    return implementation(call, backend)(
+    result: tuple[torch.Tensor, torch.Tensor] = implementation(call, backend)(
         q_NHK,
         k_NHK,
         v_NUV,
@@ -142,6 +143,7 @@ def gated_delta_rule_step(
         qk_l2norm=qk_l2norm,
         scale=q_NHK.shape[-1] ** -0.5 if scale is None else scale,
     )
+    return result
 
 
 def delta_rule_step_call(

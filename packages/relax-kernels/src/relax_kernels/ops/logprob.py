@@ -38,22 +38,24 @@ def linear_logprob(
 ) -> LogProbs:
     """Log-probability (and entropy) of targets under softmax(hidden @ weight^T / temperature).
 
-    Works over chunks of tokens, so that the logits of all tokens never exist at once; the backward pass computes them
-    again. Tokens with target -1 are skipped: they get 0, give no gradient and cost nothing. Differentiable in hidden
-    and weight, through both results.
+    Works over chunks of tokens, so that the logits of all tokens never exist at once; the backward pass
+    computes them again. Tokens with target -1 are skipped: they get 0, give no gradient and cost nothing.
+    Differentiable in hidden and weight, through both results.
 
     Args:
         hidden_TD: final hidden states.
-        weight_VD: the head's weight, hidden's dtype. With a process group: this rank's rows, equally many on each rank,
-            in the order of the ranks.
-        target_T: int64 token ids in [0, V of all ranks), or -1 for none. Not checked against the vocabulary's size on
-            devices where that would wait for the device.
+        weight_VD: the head's weight, hidden's dtype. With a process group: this rank's rows, equally many on
+            each rank, in the order of the ranks.
+        target_T: int64 token ids in [0, V of all ranks), or -1 for none. Not checked against the vocabulary's
+            size on devices where that would wait for the device.
         temperature: divides the logits; positive.
         with_entropy: also return the entropy.
         chunk_tokens: tokens per chunk; None lets the backend choose.
-        process_group: ranks over which the vocabulary is spread; each must pass the same hidden states and targets.
-        reduce_hidden_grad: with a process group, whether hidden's gradient is summed over it here (True: the result is
-            complete on each rank) or left partial (False: the caller reduces it, as sequence parallelism does).
+        process_group: ranks over which the vocabulary is spread; each must pass the same hidden states and
+            targets.
+        reduce_hidden_grad: with a process group, whether hidden's gradient is summed over it here (True: the
+            result is complete on each rank) or left partial (False: the caller reduces it, as sequence
+            parallelism does).
         backend: name of the backend to use; None lets the registry choose.
 
     Raises:

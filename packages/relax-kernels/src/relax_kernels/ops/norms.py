@@ -22,8 +22,8 @@ def rms_norm(
 ) -> torch.Tensor:
     """Return x / sqrt(mean(x^2) + eps) * w over the last axis, w = weight or 1 + weight; differentiable.
 
-    Qwen3.5's block, query and key norms are zero-centred (stored weight 0 means factor 1). Computed in float32 (float64
-    for float64 inputs) and rounded once, to x's dtype.
+    Qwen3.5's block, query and key norms are zero-centred (stored weight 0 means factor 1). Computed in
+    float32 (float64 for float64 inputs) and rounded once, to x's dtype.
 
     Args:
         x: [..., D].
@@ -60,8 +60,8 @@ def gated_rms_norm(
 ) -> torch.Tensor:
     """Return x / sqrt(mean(x^2) + eps) * weight * silu(gate) over the last axis; differentiable.
 
-    The norm of the delta-net's output in Qwen3.5. Computed in float32 (float64 for float64 inputs) and rounded once,
-    to x's dtype.
+    The norm of the delta-net's output in Qwen3.5. Computed in float32 (float64 for float64 inputs) and
+    rounded once, to x's dtype.
 
     Args:
         x: [..., D].

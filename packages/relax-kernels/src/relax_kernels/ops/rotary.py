@@ -26,9 +26,10 @@ def rotary_cos_sin(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return cos_TR and sin_TR of the rotation angles; no gradient.
 
-    Angle of feature pair r (r and r + R / 2) at position p: p * base ** (-2 r / R). With three rows of position ids
-    (time, height, width of multi-modal tokens), pair r takes its position from row r % 3 while r < 3 * sections[r % 3],
-    else from row 0: Qwen3.5's interleaved sections. Equal rows give the same as one row.
+    Angle of feature pair r (r and r + R / 2) at position p: p * base ** (-2 r / R). With three rows of
+    position ids (time, height, width of multi-modal tokens), pair r takes its position from row r % 3 while r
+    < 3 * sections[r % 3], else from row 0: Qwen3.5's interleaved sections. Equal rows give the same as one
+    row.
 
     Args:
         position_ids: [T] or [3, T], int32 or int64.
@@ -74,8 +75,8 @@ def rotary(
 ) -> torch.Tensor:
     """Rotate the first R of D features of each head, pairing feature r with r + R / 2; differentiable in x.
 
-    y = x * cos + rotate_half(x) * sin on the first R features, where rotate_half((a, b)) = (-b, a); the others pass.
-    Computed in float32 (float64 for float64 inputs) and rounded once, to x's dtype.
+    y = x * cos + rotate_half(x) * sin on the first R features, where rotate_half((a, b)) = (-b, a); the
+    others pass. Computed in float32 (float64 for float64 inputs) and rounded once, to x's dtype.
 
     Args:
         x_THD: queries or keys.

@@ -1,6 +1,7 @@
-"""Packed attention cut into tiles: blocks of sequences of like length, and of queries where one block is too large.
+"""Packed attention cut into tiles: sequences of like length, and blocks of queries where those are long.
 
-T query tokens, S key tokens, B sequences of a tile, I queries and J keys of a tile (padded to its longest sequence).
+T query tokens, S key tokens, B sequences of a tile, I queries and J keys of a tile (padded to its longest
+sequence).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Causal depthwise convolution as W shifted products, with a hand-written backward pass.
 
-T tokens, N sequences, C channels, W taps, E = T + N * (W - 1) rows: each sequence after its W - 1 rows of history.
+T tokens, N sequences, C channels, W taps, E = T + N * (W - 1) rows: each sequence after its W - 1 rows of
+history.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
 from relax_kernels.cu_seqlens import CuSeqlens
-from relax_kernels.torch_backend.dtypes import accumulation_dtype
+from relax_kernels.torch_backend.typed import accumulation_dtype, apply
 
 
 def causal_conv1d(
@@ -27,8 +28,8 @@ def causal_conv1d(
     output_final_state: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """See `relax_kernels.causal_conv1d`."""
-    y_TC, state_NCW = _CausalConv.apply(
-        x_TC, weight_CW, bias_C, initial_state_NCW, cu_seqlens, activation, output_final_state
+    y_TC, state_NCW = apply(
+        _CausalConv, x_TC, weight_CW, bias_C, initial_state_NCW, cu_seqlens, activation, output_final_state
     )
     return y_TC, state_NCW if output_final_state else None
 

@@ -1,15 +1,6 @@
-"""Gated delta rule in chunks, all sequences and chunks at once, with a hand-written backward pass.
+"""Gated delta rule over packed sequences: grids of chunks, l2norm, and their place in autograd.
 
-T tokens, N sequences, M chunks, C (and c) tokens of a chunk, H query/key heads, R value heads per key head,
-U = H * R value heads, K key dim, V value dim.
-
-Within a chunk let G = cumsum(g) and D[i, j] = exp(G_i - G_j) for j <= i. The chunk's updates satisfy, with S the state
-before it, (I + A) X = beta (v - exp(G) k S) where A = strictly lower part of beta_i (k_i . k_j) D. Hence
-X = P - W S with P = (I + A)^-1 (beta v), W = (I + A)^-1 (beta exp(G) k), and
-
-    o = scale exp(G) q S + lower(scale q k^T * D) X,      S' = exp(G_C) S + (exp(G_C - G) k)^T X
-
-(Yang et al., arXiv 2406.06484 and 2412.06464). Only the two lines with S run chunk after chunk.
+T tokens, N sequences, M chunks of C tokens, H query/key heads, U value heads, K key dim, V value dim.
 """
 
 from __future__ import annotations
@@ -20,14 +11,14 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from relax_kernels.cu_seqlens import CuSeqlens
-from relax_kernels.torch_backend.chunks import ChunkGrid
+from relax_kernels.torch_backend import delta_chunks
+from relax_kernels.torch_backend.chunks import ChunkGrid, grids_of
+from relax_kernels.torch_backend.delta_chunks import ChunkInputs, KeptChunks
 from relax_kernels.torch_backend.delta_step import L2_EPS
-from relax_kernels.torch_backend.dtypes import accumulation_dtype
+from relax_kernels.torch_backend.typed import accumulation_dtype, apply
 
-
-def chunk_length(lengths: CuSeqlens) -> int:
-    """Choose tokens per chunk: short sequences want short chunks, or most of the grid is empty."""
-    return 16 if lengths.max_length <= 16 else 32
+GRID_ELEMENTS = 2**18
+"""Elements of the largest tensor of a grid, about: 1 MiB in float32 stays in cache."""
 
 
 def gated_delta_rule(
@@ -44,14 +35,17 @@ def gated_delta_rule(
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """See `relax_kernels.gated_delta_rule`."""
-    grid = ChunkGrid.of(cu_seqlens, chunk_length(cu_seqlens), q_THK.device)
-    o_TUV, state_NUKV = _ChunkedDeltaRule.apply(
-        q_THK, k_THK, v_TUV, g_TU, beta_TU, initial_state_NUKV, grid, scale, qk_l2norm
+    _, U, V = v_TUV.shape
+    cells = max(1, GRID_ELEMENTS // max(1, U * max(V, q_THK.shape[2])))
+    grids = grids_of(cu_seqlens, cells, q_THK.device)
+    tensors = (q_THK, k_THK, v_TUV, g_TU, beta_TU, initial_state_NUKV)
+    result: tuple[torch.Tensor, torch.Tensor | None] = apply(
+        _DeltaRule, *tensors, grids, len(cu_seqlens), scale, qk_l2norm, output_final_state
     )
-    return o_TUV, state_NUKV if output_final_state else None
+    return result
 
 
-class _ChunkedDeltaRule(torch.autograd.Function):
+class _DeltaRule(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -61,181 +55,87 @@ class _ChunkedDeltaRule(torch.autograd.Function):
         g_TU: torch.Tensor,
         beta_TU: torch.Tensor,
         initial_NUKV: torch.Tensor | None,
-        grid: ChunkGrid,
+        grids: tuple[ChunkGrid, ...],
+        sequences: int,
         scale: float,
         l2norm: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        with_final: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         working = accumulation_dtype(q_THK.dtype)
-        q_MHCK, k_MHCK, v_MUCV = (_spread(x, grid, working) for x in (q_THK, k_THK, v_TUV))
-        beta_MUC, g_MUC = _spread(beta_TU, grid, working), _spread(g_TU, grid, working)
-        q_norm = k_norm = None
-        if l2norm:
-            q_norm, k_norm = _inverse_norm(q_MHCK), _inverse_norm(k_MHCK)
-            q_MHCK, k_MHCK = q_MHCK * q_norm, k_MHCK * k_norm
-        q_MHCK = q_MHCK * scale
-        group = v_MUCV.shape[1] // k_MHCK.shape[1]
-
-        G_MUC = g_MUC.cumsum(-1)
-        D_MUCc = _decays(G_MUC)
-        eG_MUC1 = G_MUC.exp().unsqueeze(-1)
-        key_MUCK, query_MUCK = _per_value_head(k_MHCK, group), _per_value_head(q_MHCK, group)
-        scores_MUCc = _per_value_head(_mm(q_MHCK, k_MHCK.mT), group) * D_MUCc
-        A_MUCc = _per_value_head(_mm(k_MHCK, k_MHCK.mT), group) * D_MUCc * beta_MUC.unsqueeze(-1)
-        right = torch.cat((v_MUCV, key_MUCK * eG_MUC1), -1) * beta_MUC.unsqueeze(-1)
-        PW = _solve_unit_lower(A_MUCc, right)
-        P_MUCV, W_MUCK = PW.split((v_MUCV.shape[-1], k_MHCK.shape[-1]), -1)
-
-        last_MU11 = G_MUC[..., -1:, None]
-        k_out = key_MUCK * (last_MU11 - G_MUC.unsqueeze(-1)).exp()
-        states, X_MUCV, final = _run_states(grid, P_MUCV, W_MUCK, k_out, last_MU11.exp(), initial_NUKV)
-        o_MUCV = _mm(query_MUCK * eG_MUC1, states) + _mm(scores_MUCc, X_MUCV)
-
-        ctx.save_for_backward(
-            q_MHCK, k_MHCK, v_MUCV, beta_MUC, G_MUC, q_norm, k_norm, A_MUCc, PW, states, X_MUCV
-        )
-        ctx.grid, ctx.scale, ctx.group, ctx.has_initial = grid, scale, group, initial_NUKV is not None
-        ctx.dtypes = tuple(x.dtype for x in (q_THK, k_THK, v_TUV, g_TU, beta_TU))
-        ctx.initial_dtype = None if initial_NUKV is None else initial_NUKV.dtype
-        return _collect(o_MUCV, grid).to(q_THK.dtype), final
+        inputs = (q_THK, k_THK, v_TUV, g_TU, beta_TU)
+        o_TUV = torch.empty_like(v_TUV, memory_format=torch.contiguous_format)
+        final_NUKV = _final_states(v_TUV, q_THK.shape[2], initial_NUKV, sequences) if with_final else None
+        saved: list[torch.Tensor | None] = []
+        for grid in grids:
+            q, k, v, g, beta = (grid.spread(tensor.to(working)) for tensor in inputs)
+            q_inverse = k_inverse = None
+            if l2norm:
+                (q, q_inverse), (k, k_inverse) = _normalise(q), _normalise(k)
+            x = ChunkInputs(q.mul_(scale) if l2norm else q * scale, k, v, g.cumsum(-1), beta)
+            initial = None if initial_NUKV is None else initial_NUKV[grid.sequence_N].to(working)
+            o, final, kept = delta_chunks.forward(grid, x, initial, with_final)
+            grid.collect(o, o_TUV)
+            if final_NUKV is not None:
+                final_NUKV[grid.sequence_N] = final
+            saved += [x.q_MHCK, x.k_MHCK, x.v_MUCV, x.G_MUC, x.beta_MUC, *kept, q_inverse, k_inverse]
+        ctx.save_for_backward(*saved)
+        ctx.grids, ctx.scale, ctx.with_final = grids, scale, with_final
+        ctx.like = tuple((tensor.shape, tensor.dtype) for tensor in inputs)
+        ctx.initial_like = None if initial_NUKV is None else (initial_NUKV.shape, initial_NUKV.dtype)
+        return o_TUV, final_NUKV
 
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: Any, do_TUV: torch.Tensor, dfinal_NUKV: torch.Tensor
+        ctx: Any, do_TUV: torch.Tensor, dfinal_NUKV: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, ...]:
-        q, k, v, beta, G, q_norm, k_norm, A, PW, states, X = ctx.saved_tensors
-        grid, group = ctx.grid, ctx.group
-        P, W = PW.split((v.shape[-1], k.shape[-1]), -1)
-        do = _spread(do_TUV, grid, q.dtype)
-        query, key = _per_value_head(q, group), _per_value_head(k, group)
-        D, eG = _decays(G), G.exp().unsqueeze(-1)
-        beta1, last = beta.unsqueeze(-1), G[..., -1:, None]
-        to_end = (last - G.unsqueeze(-1)).exp()
-        qk, kk = _mm(q, k.mT), _mm(k, k.mT)
-
-        # Chunk after chunk, from the last: dX and the gradient of the state after each chunk.
-        dX, dS, dinitial = _run_states_back(
-            grid,
-            _mm((_per_value_head(qk, group) * D).mT, do),
-            _mm((query * eG).mT, do),
-            W,
-            key * to_end,
-            last.exp(),
-            dfinal_NUKV,
-        )
-
-        # All chunks at once.
-        dright = _solve_unit_lower(A.mT, torch.cat((dX, -_mm(dX, states.mT)), -1), upper=True)
-        dright_v, dright_k = dright.split((v.shape[-1], k.shape[-1]), -1)
-        dA_D = _mm(dright, PW.mT).neg_().tril_(-1).mul_(D)
-        dscores_D = _mm(do, X.mT).mul_(D)
-        dbeta = (dA_D * _per_value_head(kk, group)).sum(-1)
-        exchange = dA_D * beta1 * _per_value_head(kk, group) + dscores_D * _per_value_head(qk, group)
-        dG = exchange.sum(-1) - exchange.sum(-2)
-
-        dq_in, dk_out, dk_in = _mm(do, states.mT) * eG, _mm(X, dS.mT) * to_end, dright_k * eG
-        dk_in_key = (dk_in * key).sum(-1)
-        dk_out_key = (dk_out * key).sum(-1)
-        dbeta += (dright_v * v).sum(-1) + dk_in_key
-        dG += (dq_in * query).sum(-1) + dk_in_key * beta - dk_out_key
-        dG[..., -1] += dk_out_key.sum(-1) + (states * dS).sum((-1, -2)) * last.exp()[..., 0, 0]
-        dv = dright_v * beta1
-        dqk, dkk = _per_key_head(dscores_D, group), _per_key_head(dA_D * beta1, group)
-        dq = (_mm(dqk, k) + _per_key_head(dq_in, group)) * ctx.scale
-        dk = _mm(dqk.mT, q) + _mm(dkk + dkk.mT, k) + _per_key_head(dk_in * beta1 + dk_out, group)
-        if q_norm is not None:
-            dq = _inverse_norm_back(dq, q / ctx.scale, q_norm)
-            dk = _inverse_norm_back(dk, k, k_norm)
-        dg = dG.flip(-1).cumsum(-1).flip(-1)
-        grads = [
-            _collect(dx, grid).to(dtype)
-            for dx, dtype in zip((dq, dk, dv, dg, dbeta), ctx.dtypes, strict=True)
-        ]
-        dinitial = dinitial.to(ctx.initial_dtype) if ctx.has_initial else None
-        return (*grads, dinitial, None, None, None)
+        working = accumulation_dtype(do_TUV.dtype)
+        grads = [do_TUV.new_empty(shape, dtype=dtype) for shape, dtype in ctx.like]
+        dinitial = None
+        if ctx.initial_like is not None:
+            shape, dtype = ctx.initial_like
+            # An empty sequence hands its initial state on as its final one.
+            dinitial = (
+                do_TUV.new_zeros(shape, dtype=dtype)
+                if dfinal_NUKV is None
+                else dfinal_NUKV.to(dtype, copy=True)
+            )
+        saved = iter(ctx.saved_tensors)
+        for grid in ctx.grids:
+            q, k, v, G, beta, inverse, d, X, states, q_inverse, k_inverse = (next(saved) for _ in range(11))
+            x = ChunkInputs(q, k, v, G, beta)
+            kept = KeptChunks(inverse, d, X, states)
+            do = grid.spread(do_TUV.to(working))
+            dfinal = None if dfinal_NUKV is None else dfinal_NUKV[grid.sequence_N]
+            grad = delta_chunks.backward(grid, x, kept, do, dfinal, has_initial=dinitial is not None)
+            dq, dk = grad.dq_MHCK, grad.dk_MHCK
+            if q_inverse is not None:
+                dq, dk = _normalise_back(dq, q / ctx.scale, q_inverse), _normalise_back(dk, k, k_inverse)
+            dq = dq * ctx.scale
+            for dx, into in zip((dq, dk, grad.dv_MUCV, grad.dg_MUC, grad.dbeta_MUC), grads, strict=True):
+                grid.collect(dx, into)
+            if dinitial is not None and grad.dinitial_NUKV is not None:
+                dinitial[grid.sequence_N] = grad.dinitial_NUKV.to(dinitial.dtype)
+        return (*grads, dinitial, None, None, None, None, None)
 
 
-def _spread(x_T: torch.Tensor, grid: ChunkGrid, dtype: torch.dtype) -> torch.Tensor:
-    """[T, heads, ...] to [M, heads, C, ...]."""
-    return grid.spread(x_T.to(dtype)).transpose(1, 2).contiguous()
+def _final_states(
+    v_TUV: torch.Tensor, K: int, initial_NUKV: torch.Tensor | None, sequences: int
+) -> torch.Tensor:
+    """Final states before any token: what empty sequences keep."""
+    working = accumulation_dtype(v_TUV.dtype)
+    if initial_NUKV is not None:
+        return initial_NUKV.to(working, copy=True)
+    _, U, V = v_TUV.shape
+    return v_TUV.new_zeros(sequences, U, K, V, dtype=working)
 
 
-def _collect(x_M: torch.Tensor, grid: ChunkGrid) -> torch.Tensor:
-    """[M, heads, C, ...] to [T, heads, ...]."""
-    return grid.collect(x_M.transpose(1, 2))
+def _normalise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return x / sqrt(sum x^2 + eps) and that factor, which is unused where x has no entries."""
+    inverse = (x.square().sum(-1, keepdim=True) + L2_EPS).rsqrt_()
+    return x * inverse, inverse
 
 
-def _mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return torch.bmm(a.flatten(0, 1), b.flatten(0, 1)).unflatten(0, a.shape[:2])
-
-
-def _per_value_head(x_MH: torch.Tensor, group: int) -> torch.Tensor:
-    return x_MH if group == 1 else x_MH.repeat_interleave(group, dim=1)
-
-
-def _per_key_head(x_MU: torch.Tensor, group: int) -> torch.Tensor:
-    return x_MU if group == 1 else x_MU.unflatten(1, (-1, group)).sum(2)
-
-
-def _inverse_norm(x: torch.Tensor) -> torch.Tensor:
-    return torch.rsqrt(x.square().sum(-1, keepdim=True) + L2_EPS)
-
-
-def _inverse_norm_back(dy: torch.Tensor, y: torch.Tensor, inverse_norm: torch.Tensor) -> torch.Tensor:
-    return (dy - y * (y * dy).sum(-1, keepdim=True)) * inverse_norm
-
-
-def _decays(G_MUC: torch.Tensor) -> torch.Tensor:
-    """exp(G_i - G_j) for j <= i, else 0; the mask comes before exp, which would overflow above the diagonal."""
-    return (G_MUC.unsqueeze(-1) - G_MUC.unsqueeze(-2)).tril_().exp_().tril_()
-
-
-def _solve_unit_lower(A: torch.Tensor, right: torch.Tensor, upper: bool = False) -> torch.Tensor:
-    """Solve (I + strict triangle of A) x = right."""
-    return torch.linalg.solve_triangular(A, right, upper=upper, unitriangular=True)
-
-
-def _run_states(
-    grid: ChunkGrid,
-    P: torch.Tensor,
-    W: torch.Tensor,
-    k_out: torch.Tensor,
-    decay_MU11: torch.Tensor,
-    initial_NUKV: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the state before each chunk, each chunk's updates X, and each sequence's final state."""
-    U, K, V = P.shape[1], W.shape[-1], P.shape[-1]
-    N = len(grid.rank_order_N)
-    if initial_NUKV is None:
-        running = P.new_zeros(N, U, K, V)
-    else:
-        running = initial_NUKV.to(P.dtype)[grid.rank_order_N]
-    states, X = P.new_empty(grid.chunks, U, K, V), torch.empty_like(P)
-    for start, count in zip(grid.starts, grid.counts, strict=True):
-        now = slice(start, start + count)
-        before = running[:count]
-        states[now] = before
-        X[now] = P[now] - _mm(W[now], before)
-        running[:count] = before * decay_MU11[now] + _mm(k_out[now].mT, X[now])
-    return states, X, torch.empty_like(running).index_copy_(0, grid.rank_order_N, running)
-
-
-def _run_states_back(
-    grid: ChunkGrid,
-    dX: torch.Tensor,
-    dstate_within: torch.Tensor,
-    W: torch.Tensor,
-    k_out: torch.Tensor,
-    decay_MU11: torch.Tensor,
-    dfinal_NUKV: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return dX complete, the gradient of the state after each chunk, and that of the initial states."""
-    running = dfinal_NUKV.to(dX.dtype)[grid.rank_order_N]
-    dafter = torch.empty_like(dstate_within)
-    for start, count in zip(reversed(grid.starts), reversed(grid.counts), strict=True):
-        now = slice(start, start + count)
-        after = running[:count]
-        dafter[now] = after
-        dX[now] += _mm(k_out[now], after)
-        running[:count] = dstate_within[now] + after * decay_MU11[now] - _mm(W[now].mT, dX[now])
-    return dX, dafter, torch.empty_like(running).index_copy_(0, grid.rank_order_N, running)
+def _normalise_back(dy: torch.Tensor, y: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
+    """Gradient of x from that of y = x * inverse."""
+    return torch.addcmul(dy, y, (y * dy).sum(-1, keepdim=True), value=-1).mul_(inverse)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from relax_kernels.cu_seqlens import CuSeqlens
-from relax_kernels.torch_backend.dtypes import accumulation_dtype
+from relax_kernels.torch_backend.typed import accumulation_dtype
 
 L2_EPS = 1e-6
 
@@ -58,7 +58,8 @@ def naive_gated_delta_rule(
     qk_l2norm: bool = True,
     scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """`relax_kernels.gated_delta_rule` by a loop over tokens: what the formula means, and what the tests trust.
+    """`relax_kernels.gated_delta_rule` by a loop over tokens: what the formula means, and what the tests
+    trust.
 
     Slow; differentiable by autograd.
     """
@@ -71,13 +72,8 @@ def naive_gated_delta_rule(
         else:
             state = initial_state_NUKV[index : index + 1].to(working)
         for t in range(start, end):
-            token = slice(t, t + 1)
-            o_1UV, state = gated_delta_rule_step(
-                *(x[token] for x in (q_THK, k_THK, v_TUV, g_TU, beta_TU)),
-                state,
-                qk_l2norm=qk_l2norm,
-                scale=scale,
-            )
+            q, k, v, g, beta = (x[t : t + 1] for x in (q_THK, k_THK, v_TUV, g_TU, beta_TU))
+            o_1UV, state = gated_delta_rule_step(q, k, v, g, beta, state, qk_l2norm=qk_l2norm, scale=scale)
             outputs.append(o_1UV)
         states.append(state)
     final = None

@@ -11,18 +11,18 @@ import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
-from relax_kernels.torch_backend.dtypes import accumulation_dtype
+from relax_kernels.torch_backend.typed import accumulation_dtype, apply
 
 
 def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
     """See `relax_kernels.swiglu`."""
-    y: torch.Tensor = _SwiGLU.apply(gate_up)
+    y: torch.Tensor = apply(_SwiGLU, gate_up)
     return y
 
 
 def output_gate(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
     """See `relax_kernels.output_gate`."""
-    y: torch.Tensor = _OutputGate.apply(x, gate)
+    y: torch.Tensor = apply(_OutputGate, x, gate)
     return y
 
 

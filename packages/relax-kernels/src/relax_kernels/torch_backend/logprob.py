@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
-from relax_kernels.torch_backend.dtypes import accumulation_dtype
+from relax_kernels.torch_backend.typed import accumulation_dtype, apply
 
 CHUNK_BYTES = 64 * 2**20
 """Logits of one chunk take at most this much, if the caller does not choose the chunk."""
@@ -37,7 +37,8 @@ def linear_logprob(
     if chunk_tokens is None:
         row_bytes = weight_VD.shape[0] * accumulation_dtype(hidden_TD.dtype).itemsize
         chunk_tokens = max(1, CHUNK_BYTES // row_bytes)
-    logprob_T, entropy_T = _LinearLogProb.apply(
+    logprob_T, entropy_T = apply(
+        _LinearLogProb,
         hidden_TD,
         weight_VD,
         target_T,
@@ -124,7 +125,9 @@ class _LinearLogProb(torch.autograd.Function):
 
 def _chunks(target_T: torch.Tensor, chunk_tokens: int) -> Iterator[torch.Tensor]:
     """Rows that have a target, a chunk at a time."""
-    yield from (rows for rows in (target_T >= 0).nonzero()[:, 0].split(chunk_tokens) if len(rows))
+    row_B = (target_T >= 0).nonzero()[:, 0]
+    for first in range(0, len(row_B), chunk_tokens):
+        yield row_B[first : first + chunk_tokens]
 
 
 def _logits(hidden_BD: torch.Tensor, weight: torch.Tensor, temperature: float) -> torch.Tensor:

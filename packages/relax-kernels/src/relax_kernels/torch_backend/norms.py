@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
-from relax_kernels.torch_backend.dtypes import accumulation_dtype
+from relax_kernels.torch_backend.typed import accumulation_dtype, apply
 
 
 def rms_norm(x: torch.Tensor, weight_D: torch.Tensor, *, eps: float, zero_centred: bool) -> torch.Tensor:
     """See `relax_kernels.rms_norm`."""
-    y: torch.Tensor = _RMSNorm.apply(x, weight_D, eps, zero_centred)
+    y: torch.Tensor = apply(_RMSNorm, x, weight_D, eps, zero_centred)
     return y
 
 
@@ -24,7 +24,7 @@ def gated_rms_norm(
     x: torch.Tensor, gate: torch.Tensor, weight_D: torch.Tensor, *, eps: float
 ) -> torch.Tensor:
     """See `relax_kernels.gated_rms_norm`."""
-    y: torch.Tensor = _GatedRMSNorm.apply(x, gate, weight_D, eps)
+    y: torch.Tensor = apply(_GatedRMSNorm, x, gate, weight_D, eps)
     return y
 
 

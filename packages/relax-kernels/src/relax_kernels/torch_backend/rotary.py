@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from relax_kernels.torch_backend.dtypes import accumulation_dtype
+from relax_kernels.torch_backend.typed import accumulation_dtype, apply
 
 
 def rotary(x_THD: torch.Tensor, cos_TR: torch.Tensor, sin_TR: torch.Tensor) -> torch.Tensor:
     """See `relax_kernels.rotary`."""
-    y: torch.Tensor = _Rotary.apply(x_THD, cos_TR, sin_TR)
+    y: torch.Tensor = apply(_Rotary, x_THD, cos_TR, sin_TR)
     return y
 
 
