@@ -95,7 +95,7 @@ def _diff(args: argparse.Namespace) -> int:
     else:
         for line in aligned([(one.name, one.kind, one.detail) for one in found]):
             print(line)
-        print(f"{len(found)} tensors differ" if found else "equal, bit for bit")
+        print(f"tensors that differ: {len(found)}" if found else "equal, bit for bit")
     return 1 if found else 0
 
 
