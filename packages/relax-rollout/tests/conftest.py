@@ -1,69 +1,121 @@
-"""Small random models for this package's tests, built on the spot."""
+"""Small random models, built on the spot, and what transformers' own full forward says of them."""
 
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import Qwen3_5ForCausalLM
+from relax_rollout import Completion, Request
+from transformers import PreTrainedModel, Qwen3_5ForCausalLM
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
+from transformers.utils import logging as transformers_logging
 
 torch.set_num_threads(1)
+transformers_logging.disable_progress_bar()
+
+VOCABULARY = 40
 
 
-def build_qwen35(
-    *, vocab: int = 40, layers: int = 4, hidden: int = 32, tied: bool = True, seed: int = 0, **more
-):
-    """A random Qwen3.5 with non-trivial norms, A_log and dt_bias."""
-    config = Qwen3_5TextConfig(
-        vocab_size=vocab,
-        hidden_size=hidden,
-        intermediate_size=3 * hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        linear_num_key_heads=2,
-        linear_num_value_heads=4,
-        linear_key_head_dim=16,
-        linear_value_head_dim=16,
-        linear_conv_kernel_dim=4,
-        max_position_embeddings=512,
-        tie_word_embeddings=tied,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
-        **more,
-    )
+def build_qwen35(*, tied: bool = True, seed: int = 0, **more: object) -> Qwen3_5ForCausalLM:
+    """A random Qwen3.5 (3 delta-net layers, 1 attention layer) with non-trivial norms, A_log and dt_bias."""
+    fields = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 96,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": tied,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+    }
     torch.manual_seed(seed)
-    model = Qwen3_5ForCausalLM(config)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "norm" in name:
-                parameter.add_(0.3 * torch.randn_like(parameter))
-            elif name.endswith("A_log"):
-                parameter.copy_(torch.rand_like(parameter) * 2 - 1)
-            elif name.endswith("dt_bias"):
-                parameter.copy_(torch.randn_like(parameter))
-            else:
-                parameter.copy_(torch.randn_like(parameter) / parameter.shape[-1] ** 0.5)
+    model = Qwen3_5ForCausalLM(Qwen3_5TextConfig(**(fields | more)))
+    randomise(model)
     return model.eval()
 
 
-def save_qwen35(directory: Path, **more) -> Path:
-    build_qwen35(**more).save_pretrained(directory)
-    return directory
+@torch.no_grad()
+def randomise(model: PreTrainedModel) -> None:
+    """Weights far from the initialisation's special values, yet tame: logits of a few units."""
+    for name, parameter in model.named_parameters():
+        noise = torch.randn_like(parameter)
+        if name.endswith("A_log"):
+            parameter.copy_(torch.rand_like(parameter) * 2 - 1)
+        elif parameter.ndim == 1:
+            parameter.add_(0.3 * noise)
+        else:
+            parameter.copy_(noise / (2 * parameter[0].numel() ** 0.5))
+
+
+def reference_logprobs(model: PreTrainedModel, ids: Sequence[int], start: int, temperature: float = 1.0):
+    """Log-probs [len(ids) - start, V] of the tokens from ``start`` on, by one full forward without a cache."""
+    with torch.no_grad():
+        logits = model(torch.tensor([list(ids)]), use_cache=False).logits[0].float()
+    return (logits / temperature).log_softmax(-1)[start - 1 : -1]
+
+
+def worst_gap(
+    model: PreTrainedModel, requests: Sequence[Request], completions: Sequence[Completion]
+) -> float:
+    """Largest difference between the completions' log-probs and the reference's."""
+    worst = 0.0
+    for request, completion in zip(requests, completions, strict=True):
+        ids = (*request.prompt_ids, *completion.token_ids)
+        temperature = request.sampling.temperature or 1.0
+        table = reference_logprobs(model, ids, len(request.prompt_ids), temperature)
+        wanted = table.gather(1, torch.tensor(completion.token_ids)[:, None])[:, 0]
+        worst = max(worst, (wanted - torch.tensor(completion.logprobs)).abs().max().item())
+    return worst
+
+
+class Models:
+    """Saved models by what was asked of them, each built once a session; ``load`` gives transformers' own."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._saved: dict[str, Path] = {}
+        self._loaded: dict[str, PreTrainedModel] = {}
+
+    def get(self, **asked: object) -> Path:
+        key = repr(sorted(asked.items()))
+        if key not in self._saved:
+            path = self._root / f"model-{len(self._saved)}"
+            self._loaded[key] = build_qwen35(**asked)
+            self._loaded[key].save_pretrained(path)
+            self._saved[key] = path
+        return self._saved[key]
+
+    def load(self, **asked: object) -> PreTrainedModel:
+        self.get(**asked)
+        return self._loaded[repr(sorted(asked.items()))]
 
 
 @pytest.fixture(scope="session")
-def model_dir(tmp_path_factory) -> Path:
-    """A hybrid model (3 delta-net layers, 1 attention layer) with a tied head."""
-    return save_qwen35(tmp_path_factory.mktemp("tied"))
+def models(tmp_path_factory) -> Models:
+    return Models(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="session")
-def other_model_dir(tmp_path_factory) -> Path:
-    """The same architecture with other weights."""
-    return save_qwen35(tmp_path_factory.mktemp("other"), seed=1)
+def gap() -> Callable[..., float]:
+    return worst_gap
+
+
+@pytest.fixture(scope="session")
+def reference() -> Callable[..., torch.Tensor]:
+    return reference_logprobs
+
+
+@pytest.fixture(scope="session")
+def build_model() -> Callable[..., Qwen3_5ForCausalLM]:
+    return build_qwen35

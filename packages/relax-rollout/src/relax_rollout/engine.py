@@ -77,12 +77,18 @@ class RolloutEngine(Protocol):
         """
         ...
 
-    async def begin_update(self, version: int) -> None:
-        """Open an update that will serve as ``version`` (at least 0); an unfinished one is dropped with a
-        warning.
+    async def begin_update(self, version: int) -> Mapping[str, str]:
+        """Open an update that will serve as ``version`` (at least 0).
+
+        An update that was never ended is dropped with a warning.
+
+        Returns:
+            Hugging Face name -> dtype in which the engine serves that weight, for example "bfloat16"; cast
+            to it before computing the digest that :meth:`end_update` should give.
 
         Raises:
             EngineStateError: closed or released.
+            ValueError: the version is not a whole number of at least 0.
         """
         ...
 

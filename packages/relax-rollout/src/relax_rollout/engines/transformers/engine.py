@@ -111,11 +111,11 @@ class TransformersEngine:
                         f"{self._vocabulary} (ids 0 to {self._vocabulary - 1})"
                     )
 
-    async def begin_update(self, version: int) -> None:
+    async def begin_update(self, version: int) -> Mapping[str, str]:
         """See :meth:`relax_rollout.RolloutEngine.begin_update`."""
-        await self._on_thread(lambda: self._begin(version))
+        return await self._on_thread(lambda: self._begin(version))
 
-    def _begin(self, version: int) -> None:
+    def _begin(self, version: int) -> dict[str, str]:
         if self._scheduler.released:
             raise EngineStateError("the engine's memory is released; call reclaim_memory before an update")
         if isinstance(version, bool) or not isinstance(version, int) or version < 0:
@@ -123,6 +123,7 @@ class TransformersEngine:
         if self._update is not None:
             log.warning("the update to version %d was never ended and is dropped", self._update.version)
         self._update = WeightUpdate(self._model, version)
+        return self._update.dtypes()
 
     async def load(self, bucket: Mapping[str, Tensor]) -> None:
         """See :meth:`relax_rollout.RolloutEngine.load`."""
