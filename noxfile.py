@@ -30,9 +30,10 @@ HOOKS: dict[str, tuple[str, ...]] = {
     "imports": ("lint-imports",),
 }
 per_package = nox.parametrize("package", list(PACKAGES), ids=list(PACKAGES))
-os.environ.setdefault(
-    "UV_LINK_MODE", "hardlink"
-)  # torch is gigabytes: environments share one copy with the cache
+# An environment made with another Python is made anew, so that --force-python is never ignored.
+os.environ.setdefault("NOX_ENABLE_STALENESS_CHECK", "1")
+# torch is gigabytes: environments share one copy with uv's cache.
+os.environ.setdefault("UV_LINK_MODE", "hardlink")
 
 
 def one_thread() -> dict[str, str]:

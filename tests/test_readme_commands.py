@@ -32,7 +32,7 @@ def test_a_block_runs(language: str, source: str, tmp_path: Path) -> None:
     runner = {"python": [sys.executable, "-c"], "bash": ["bash", "-euo", "pipefail", "-c"]}[language]
     # `uv run` finds the workspace from the empty folder; this environment's commands are on the path.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    environment = os.environ | {"UV_PROJECT": str(ROOT), "PATH": path}
+    environment = os.environ | {"UV_PROJECT": str(ROOT), "UV_PYTHON": sys.prefix, "PATH": path}
     done = subprocess.run(
         [*runner, source], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
