@@ -18,7 +18,8 @@ def test_any_split_into_micro_batches_gives_the_same_loss_and_gradient(tokens, d
     losses = []
     for start, end in zip([0, *cuts], [*cuts, len(tokens)], strict=True):
         # An empty micro-batch and padding of any value must not matter.
-        value_T = torch.cat([values[start:end] * scale, torch.full((3,), float("nan"), dtype=torch.float64) * scale])
+        padding_T = torch.full((3,), float("nan"), dtype=torch.float64)
+        value_T = torch.cat([values[start:end] * scale, padding_T])
         weight_T = torch.cat([weights[start:end], torch.zeros(3, dtype=torch.float64)])
         losses.append(reducer.reduce([LossTerm("policy", value_T, weight_T)])[0])
     total = torch.stack(losses).sum()
@@ -32,7 +33,10 @@ def test_any_split_into_micro_batches_gives_the_same_loss_and_gradient(tokens, d
 def test_terms_have_their_own_denominators_and_coefficients():
     ones = torch.ones(4)
     loss, shares = LossReducer({"policy": 4, "mtp_0": 2}).reduce(
-        [LossTerm("policy", 3 * ones, ones), LossTerm("mtp_0", ones, torch.tensor([1.0, 0, 0, 1]), coefficient=0.1)]
+        [
+            LossTerm("policy", 3 * ones, ones),
+            LossTerm("mtp_0", ones, torch.tensor([1.0, 0, 0, 1]), coefficient=0.1),
+        ]
     )
     assert float(loss) == pytest.approx(3 + 0.1)
     assert {name: float(share) for name, share in shares.items()} == {"policy": 3.0, "mtp_0": 1.0}

@@ -42,7 +42,9 @@ class LossReducer:
     def __init__(self, denominators: Mapping[str, float]) -> None:
         for name, count in denominators.items():
             if not count >= 0:
-                raise ValueError(f"the denominator of loss term {name!r} is {count}: it must be a count of at least 0")
+                raise ValueError(
+                    f"the denominator of loss term {name!r} is {count}: it must be a count of at least 0"
+                )
         self._denominators = dict(denominators)
 
     def reduce(self, terms: Iterable[LossTerm]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -66,7 +68,9 @@ class LossReducer:
 
     def _share(self, term: LossTerm) -> Tensor:
         if term.name not in self._denominators:
-            raise ValueError(f"loss term {term.name!r} has no denominator; known: {sorted(self._denominators)}")
+            raise ValueError(
+                f"loss term {term.name!r} has no denominator; known: {sorted(self._denominators)}"
+            )
         value_T = term.value_T if term.value_T.dtype == torch.float64 else term.value_T.float()
         # A masked position may hold inf or NaN (log of an impossible token): where, not times, keeps it out.
         counted_T = torch.where(term.weight_T != 0, value_T, value_T.new_zeros(()))

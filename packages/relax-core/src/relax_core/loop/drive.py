@@ -1,0 +1,98 @@
+"""`drive`: steps, evaluations, checkpoints and the export, whatever the loop trains by."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from relax_core.config.root import RelaxConfig
+from relax_core.loop.interruption import Interruption
+from relax_core.loop.session import Session
+from relax_core.run import Recorder, RunDirectory
+from relax_core.trainer.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step gave: metrics by name, and lines of `samples.jsonl`."""
+
+    metrics: Mapping[str, float]
+    samples: Sequence[Mapping[str, Any]] = ()
+
+
+class Loop(Protocol):
+    """What `drive` needs of a loop."""
+
+    def step(self, step: int) -> StepResult:
+        """Trains on one batch; `step` counts from 1."""
+        ...
+
+    def evaluate(self, step: int) -> dict[str, float]:
+        """Metrics on held-out data under the present weights; empty if nothing is held out."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Plain values that `restore` needs beside the trainer's checkpoint."""
+        ...
+
+    def restore(self, step: int, state: Mapping[str, Any]) -> None:
+        """Goes on after `step`, with the trainer's weights already restored."""
+        ...
+
+
+def drive(
+    loop: Loop,
+    config: RelaxConfig,
+    session: Session,
+    directory: RunDirectory,
+    recorder: Recorder,
+    *,
+    resume_step: int,
+) -> Literal["finished", "interrupted"]:
+    """Runs the steps after `resume_step` (0: from the start), then exports the model and sums up."""
+    if resume_step:
+        state = load_checkpoint(directory.checkpoints / f"step_{resume_step}", session.trainer)
+        loop.restore(resume_step, state)
+    last = config.run.steps
+    with Interruption() as interruption:
+        if resume_step == 0 and config.eval.before:
+            recorder.step(0, loop.evaluate(0))
+        for step in range(resume_step + 1, last + 1):
+            result = loop.step(step)
+            evaluated = loop.evaluate(step) if _evaluates(config, step) else {}
+            recorder.step(step, {**result.metrics, **evaluated}, result.samples)
+            if _saves(config, step) or interruption.requested:
+                with recorder.phase("checkpoint"):
+                    recorder.sync()
+                    save_checkpoint(
+                        directory.checkpoints,
+                        step,
+                        session.trainer,
+                        loop.state(),
+                        keep=config.checkpoint.keep,
+                    )
+            if interruption.requested and step < last:
+                _log.info("interrupted after step %d", step)
+                return "interrupted"
+    if config.checkpoint.export == "end":
+        session.export(directory.hf)
+    recorder.finish()
+    return "finished"
+
+
+def last_checkpoint(directory: RunDirectory) -> int:
+    """The step of the newest complete checkpoint, 0 if there is none."""
+    found = list_checkpoints(directory.checkpoints)
+    return int(found[-1].name.removeprefix("step_")) if found else 0
+
+
+def _evaluates(config: RelaxConfig, step: int) -> bool:
+    if step == config.run.steps:
+        return config.eval.after
+    return config.eval.every > 0 and step % config.eval.every == 0
+
+
+def _saves(config: RelaxConfig, step: int) -> bool:
+    return step == config.run.steps or (config.checkpoint.every > 0 and step % config.checkpoint.every == 0)

@@ -1,0 +1,92 @@
+"""Completions of one prompt, scored; and the columns that they give the trainer.
+
+Axes: N completions of a batch, L tokens of one sequence.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, pstdev
+from typing import Any
+
+import torch
+from relax_rollout import Completion
+from relax_rollout.rewards import RewardResult
+
+from relax_core.data import Prompt
+from relax_core.trainer.sample import Sample
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A completion with its text and what the reward said of it."""
+
+    completion: Completion
+    text: str
+    result: RewardResult
+
+
+@dataclass(frozen=True)
+class Group:
+    """All completions of one prompt."""
+
+    prompt: Prompt
+    members: tuple[Scored, ...]
+
+    @property
+    def scores(self) -> list[float]:
+        """The rewards, in the order of the members."""
+        return [member.result.score for member in self.members]
+
+
+def group_samples(groups: Sequence[Group]) -> list[Sample]:
+    """The completions as samples, group by group: the completion's tokens are the targets.
+
+    Their column `rollout_logprob` holds the engine's log-probs.
+    """
+    samples = []
+    for number, group in enumerate(groups):
+        prompt_ids = group.prompt.prompt_ids
+        for member in group.members:
+            completion = member.completion
+            mask_L = torch.zeros(len(prompt_ids) + len(completion.token_ids))
+            mask_L[len(prompt_ids) :] = 1
+            logprob_L = torch.zeros_like(mask_L)
+            logprob_L[len(prompt_ids) :] = torch.tensor(completion.logprobs)
+            tokens_L = torch.tensor((*prompt_ids, *completion.token_ids))
+            samples.append(Sample(tokens_L, mask_L, number, {"rollout_logprob": logprob_L}))
+    return samples
+
+
+def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """What the completions of a step look like; names as in `relax_core.run.metrics`."""
+    members = [member for group in groups for member in group.members]
+    lengths = [len(member.completion.token_ids) for member in members]
+    judged = [float(m.result.correct) for m in members if m.result.correct is not None]
+    metrics = {
+        "reward": fmean(member.result.score for member in members),
+        "reward_std": fmean(pstdev(group.scores) for group in groups),
+        "response_length_mean": fmean(lengths),
+        "response_length_max": max(lengths),
+        "truncated_fraction": fmean(member.completion.finish_reason == "length" for member in members),
+        "reward_failures": sum(member.result.error is not None for member in members),
+    }
+    return metrics | ({"accuracy": fmean(judged)} if judged else {})
+
+
+def sample_records(groups: Sequence[Group], advantages_N: Sequence[float]) -> list[dict[str, Any]]:
+    """Lines of `samples.jsonl`, one completion each, in the order of the groups."""
+    members = [(group.prompt, member) for group in groups for member in group.members]
+    return [
+        {
+            "prompt": prompt.prompt_text,
+            "completion": member.text,
+            "answer": prompt.answer,
+            "reward": member.result.score,
+            "correct": member.result.correct,
+            "advantage": advantage,
+            "tokens": len(member.completion.token_ids),
+            "finish_reason": member.completion.finish_reason,
+            "error": member.result.error,
+        }
+        for (prompt, member), advantage in zip(members, advantages_N, strict=True)
+    ]

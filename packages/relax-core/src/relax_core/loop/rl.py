@@ -1,0 +1,208 @@
+"""Reinforcement learning: sample, score, train, hand the weights over.
+
+Axes: N completions of a batch, L tokens of one sequence.
+"""
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+import torch
+from relax_rollout import RolloutEngine, SamplingParams, create_engine
+from relax_rollout.rewards import RewardRunner, load_reward
+
+from relax_core.algorithms import group_advantages, kl_estimate, penalised_scores
+from relax_core.config.root import RelaxConfig
+from relax_core.data import load_prompts
+from relax_core.loop.drive import StepResult
+from relax_core.loop.groups import Group, group_samples, rollout_metrics, sample_records
+from relax_core.loop.metrics import training_metrics
+from relax_core.loop.objectives import PolicyObjective
+from relax_core.loop.sampler import Sampler
+from relax_core.loop.session import Session
+from relax_core.loop.stop_tokens import stop_token_ids
+from relax_core.loop.weights import update_engine
+from relax_core.run import Recorder
+from relax_core.trainer.sample import Sample
+from relax_core.trainer.trainer import StepMetrics
+
+_EVAL_ROUND = 2**31
+
+
+class LogProbGapError(ValueError):
+    """Trainer and engine disagree on log-probs by more than the run allows."""
+
+
+class RlLoop:
+    """One step: a batch of groups, its optimizer steps, and the new weights in the engine."""
+
+    def __init__(
+        self,
+        config: RelaxConfig,
+        session: Session,
+        recorder: Recorder,
+        engine: RolloutEngine,
+        rewards: RewardRunner,
+        runner: asyncio.Runner,
+    ) -> None:
+        self._config = config
+        self._session = session
+        self._recorder = recorder
+        self._engine = engine
+        self._run = runner.run
+        seed = config.run.seed
+        self._data = load_prompts(config.data, session.tokenizer, seed=seed)
+        self._stream = self._data.stream()
+        self._sampler = Sampler(
+            engine,
+            rewards,
+            session.tokenizer,
+            recorder,
+            stop_token_ids=stop_token_ids(session.source.path, session.tokenizer),
+            seed=seed,
+        )
+
+    def step(self, step: int) -> StepResult:
+        """Samples, trains and updates the engine; `step` counts from 1."""
+        batch = self._run(self._sampler.batch(step, self._stream, self._config.rollout))
+        samples, advantages_N = self._samples(batch.groups)
+        with self._recorder.phase("train"):
+            trained = self._train(samples)
+        metrics = rollout_metrics(batch.groups) | training_metrics(trained)
+        self._refuse_gap(step, metrics)
+        with self._recorder.phase("update"):
+            self._run(update_engine(self._engine, self._session.export_tensors(), step))
+        counts = {"groups_dropped": batch.dropped, "rollout_tokens": batch.tokens}
+        return StepResult(metrics | counts, sample_records(batch.groups, advantages_N))
+
+    def evaluate(self, step: int) -> dict[str, float]:
+        """Held-out accuracy and reward under the present weights; nothing if nothing is held out."""
+        config, rollout = self._config.eval, self._config.rollout
+        prompts = self._data.held_out[: config.max_prompts]
+        if not prompts:
+            return {}
+        with self._recorder.phase("eval"):
+            groups = self._run(
+                self._sampler.groups(
+                    prompts,
+                    SamplingParams(
+                        max_new_tokens=config.max_new_tokens or rollout.max_new_tokens,
+                        temperature=config.temperature,
+                        top_p=config.top_p,
+                        stop_token_ids=self._sampler.stop_token_ids,
+                    ),
+                    samples_per_prompt=config.samples_per_prompt,
+                    place=(step, _EVAL_ROUND),
+                )
+            )
+        found = rollout_metrics(groups)
+        return {f"eval_{name}": found[name] for name in ("accuracy", "reward") if name in found}
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` needs beside the trainer's checkpoint."""
+        return {"prompts": self._stream.state_dict()}
+
+    def restore(self, step: int, state: Mapping[str, Any]) -> None:
+        """Goes on after `step`, with the trainer's weights already restored."""
+        self._stream.load_state_dict(state["prompts"])
+        self._run(update_engine(self._engine, self._session.export_tensors(), step))
+
+    def _samples(self, groups: Sequence[Group]) -> tuple[list[Sample], list[float]]:
+        """Samples with advantages, and with the log-probs that the algorithm needs beside the rollout's."""
+        config, session = self._config.algorithm, self._session
+        samples = group_samples(groups)
+        score_N = torch.tensor([score for group in groups for score in group.scores], dtype=torch.float64)
+        with self._recorder.phase("logprob"):
+            if not self._on_policy or config.kl_reward_coef > 0:
+                samples = self._scored("old_logprob", samples, None)
+            if session.reference is not None:
+                samples = self._scored("ref_logprob", samples, session.reference)
+        if config.kl_reward_coef > 0:
+            score_N = _penalised(samples, score_N, config.kl, config.kl_reward_coef)
+        advantage = config.algorithm.advantage
+        assert advantage is not None
+        advantage_N = group_advantages(
+            score_N, torch.tensor([s.group for s in samples]), kind=advantage, eps=config.advantage_eps
+        )
+        samples = [
+            sample.with_columns(advantage=torch.full_like(sample.mask_L, float(value)))
+            for sample, value in zip(samples, advantage_N, strict=True)
+        ]
+        return samples, advantage_N.tolist()
+
+    def _scored(self, column: str, samples: Sequence[Sample], model: Any) -> list[Sample]:
+        scores = self._session.trainer.score(
+            samples, temperature=self._config.rollout.temperature, model=model
+        )
+        return [sample.with_columns(**{column: score}) for sample, score in zip(samples, scores, strict=True)]
+
+    @property
+    def _on_policy(self) -> bool:
+        return self._config.trainer.optimizer_steps_per_batch == 1
+
+    def _train(self, samples: Sequence[Sample]) -> list[StepMetrics]:
+        objective = PolicyObjective(
+            self._config.algorithm,
+            temperature=self._config.rollout.temperature,
+            max_new_tokens=self._config.rollout.max_new_tokens,
+            on_policy=self._on_policy,
+        )
+        parts = split_groups(samples, self._config.trainer.optimizer_steps_per_batch)
+        return [self._session.trainer.step(part, objective) for part in parts]
+
+    def _refuse_gap(self, step: int, metrics: Mapping[str, float]) -> None:
+        bound, gap = self._config.rollout.max_logprob_gap, metrics["logprob_gap_mean"]
+        if bound is not None and not gap <= bound:
+            raise LogProbGapError(
+                f"step {step}: trainer and engine log-probs differ by {gap:.4g} nats on average, above "
+                f"rollout.max_logprob_gap = {bound:g}. Compare precision and kernels of both sides; the last "
+                "checkpoint is from before this step."
+            )
+
+
+def split_groups(samples: Sequence[Sample], parts: int) -> list[list[Sample]]:
+    """Splits samples into `parts` mini-batches of whole groups, as equal in groups as possible, in order."""
+    groups = sorted({sample.group for sample in samples})
+    bounds = [len(groups) * i // parts for i in range(parts + 1)]
+    members = [set(groups[a:b]) for a, b in pairwise(bounds) if b > a]
+    return [[sample for sample in samples if sample.group in part] for part in members]
+
+
+@contextmanager
+def open_rl(config: RelaxConfig, session: Session, recorder: Recorder) -> Iterator[RlLoop]:
+    """Starts the engine and the reward, and ends them."""
+    options: dict[str, Any] = {"model": session.source.path}
+    if config.rollout.engine == "transformers":
+        options |= {
+            "dtype": "bfloat16" if config.trainer.precision == "bf16" else "float32",
+            "device": str(session.world.torch_device),
+            "max_rows": config.rollout.max_batch_size,
+        }
+    reward = load_reward(config.reward.function)
+    with (
+        asyncio.Runner() as runner,
+        RewardRunner(
+            reward,
+            config.reward.timeout_s,
+            config.reward.concurrency,
+            fallback_score=config.reward.failed_score,
+        ) as rewards,
+    ):
+        engine = create_engine(config.rollout.engine, **options)
+        try:
+            yield RlLoop(config, session, recorder, engine, rewards, runner)
+        finally:
+            runner.run(engine.close())
+
+
+def _penalised(samples: Sequence[Sample], score_N: torch.Tensor, kind: Any, coef: float) -> torch.Tensor:
+    lengths = [len(sample.mask_L) for sample in samples]
+    kl_T = kl_estimate(
+        kind,
+        torch.cat([sample.columns["old_logprob"] for sample in samples]),
+        torch.cat([sample.columns["ref_logprob"] for sample in samples]),
+    )
+    mask_T = torch.cat([sample.mask_L for sample in samples]).bool()
+    return penalised_scores(score_N, kl_T.to(score_N.dtype), mask_T, lengths, coef)

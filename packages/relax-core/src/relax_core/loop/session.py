@@ -1,0 +1,144 @@
+"""What every loop needs before its first step: the device, the model with its weights, the tokenizer."""
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from relax_bridge import Checkpoint, ModelMap, model_map, write_checkpoint
+from torch import Tensor
+
+from relax_core.assets import locate
+from relax_core.config.root import RelaxConfig
+from relax_core.data import load_tokenizer
+from relax_core.device import World, initialise, shutdown
+from relax_core.model import Qwen35Config, Qwen35Model, build_model
+from relax_core.trainer.trainer import Trainer
+
+_log = logging.getLogger(__name__)
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Session:
+    """A trainer rank with its model loaded.
+
+    Attributes:
+        world: device and rank.
+        source: the Hugging Face checkpoint the run starts from.
+        weights: names and shapes between that checkpoint and the model.
+        tokenizer: the checkpoint's own.
+        trainer: the policy and its optimizer.
+        reference: the frozen reference policy, if the algorithm needs one.
+    """
+
+    world: World
+    source: Checkpoint
+    weights: ModelMap
+    tokenizer: Any
+    trainer: Trainer
+    reference: Qwen35Model | None
+
+    def export_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """The policy's weights in Hugging Face names, in the trainer's precision."""
+        return self.weights.export_tensors(_state(self.trainer.model))
+
+    def export(self, directory: Path) -> None:
+        """Writes the policy as a Hugging Face directory in its source's dtypes, whole or not at all."""
+        tensors = self.weights.export_tensors(_state(self.trainer.model), like=self.source)
+        write_checkpoint(directory, tensors, like=self.source)
+
+
+@contextmanager
+def open_session(config: RelaxConfig) -> Iterator[Session]:
+    """Takes the device and loads the model; leaves the process as it was.
+
+    Raises:
+        ValueError: the checkpoint does not fit, naming every tensor or setting that is wrong.
+    """
+    started = time.perf_counter()
+    if config.run.threads:
+        torch.set_num_threads(config.run.threads)
+    source = open_checkpoint(config.model.path)
+    sizes = Qwen35Config.from_hf(source.config)
+    tokenizer = load_tokenizer(source.path)
+    world = initialise(choose_device(config.run.device), seed=config.run.seed % 2**31)
+    try:
+        weights = model_map(source.config)
+        policy = _load(source, weights, sizes, config, world)
+        reference = None
+        if config.algorithm.needs_reference:
+            path = config.model.reference_path
+            frozen = source if path is None else open_checkpoint(path)
+            reference = _load(frozen, weights, sizes, config, world).requires_grad_(False).eval()
+        trainer = Trainer(
+            policy,
+            config.trainer,
+            config.mtp,
+            device=world.torch_device,
+            optimizer_steps=config.run.steps * config.trainer.optimizer_steps_per_batch,
+        )
+        _log.info(
+            "model %s on %s, %d parameters, ready after %.1f s",
+            config.model.path,
+            world.device.name,
+            sum(p.numel() for p in policy.parameters()),
+            time.perf_counter() - started,
+        )
+        yield Session(world, source, weights, tokenizer, trainer, reference)
+    finally:
+        shutdown()
+
+
+def choose_device(wanted: str) -> str:
+    """The device's name: `auto` takes npu, then cuda, then cpu."""
+    if wanted != "auto":
+        return wanted
+    from relax_core.device import device_names, get_device
+
+    for name in ("npu", "cuda"):
+        if name in device_names() and get_device(name).available():
+            return name
+    return "cpu"
+
+
+def open_checkpoint(path: str) -> Checkpoint:
+    """A Hugging Face directory named by a setting.
+
+    Raises:
+        ValueError: there is none, or its files are broken.
+    """
+    directory = locate(path)
+    if not directory.is_dir():
+        raise ValueError(
+            f"model.path is {path!r}: no such directory. Give a Hugging Face directory with config.json, "
+            "safetensors and tokenizer; nothing is downloaded"
+        )
+    return Checkpoint.open(directory)
+
+
+def _load(
+    source: Checkpoint, weights: ModelMap, sizes: Qwen35Config, config: RelaxConfig, world: World
+) -> Qwen35Model:
+    model = build_model(
+        sizes,
+        dtype=_DTYPES[config.trainer.precision],
+        recompute=config.trainer.recompute,
+        mtp=config.mtp,
+        device=world.torch_device,
+        random_weights=False,
+    )
+    parameters = _state(model)
+    with torch.no_grad():
+        for name, tensor in weights.import_tensors(source):
+            parameters[name].copy_(tensor)
+    return model
+
+
+def _state(model: Qwen35Model) -> dict[str, Tensor]:
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}

@@ -1,0 +1,73 @@
+"""Supervised fine-tuning on the same trainer."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from relax_core.config.root import RelaxConfig
+from relax_core.data import Sample as Example
+from relax_core.data import load_samples
+from relax_core.loop.drive import StepResult
+from relax_core.loop.metrics import training_metrics
+from relax_core.loop.objectives import SftObjective
+from relax_core.loop.rl import split_groups
+from relax_core.loop.session import Session
+from relax_core.run import Recorder
+from relax_core.trainer.sample import Sample
+
+
+class SftLoop:
+    """One step: a batch of conversations and its optimizer steps."""
+
+    def __init__(self, config: RelaxConfig, session: Session, recorder: Recorder) -> None:
+        self._config = config
+        self._session = session
+        self._recorder = recorder
+        self._data = load_samples(config.data, session.tokenizer, seed=config.run.seed)
+        self._stream = self._data.stream()
+
+    def step(self, step: int) -> StepResult:
+        """Trains on the next batch; `step` counts from 1."""
+        samples = _trainable(self._stream.take(self._config.sft.samples_per_step))
+        objective = SftObjective(self._config.algorithm)
+        with self._recorder.phase("train"):
+            parts = split_groups(samples, self._config.trainer.optimizer_steps_per_batch)
+            trained = [self._session.trainer.step(part, objective) for part in parts]
+        return StepResult(training_metrics(trained))
+
+    def evaluate(self, step: int) -> dict[str, float]:
+        """Mean negative log-likelihood of held-out target tokens, and its exponential."""
+        held_out = _trainable(self._data.held_out[: self._config.eval.max_prompts])
+        tokens = sum(int((sample.mask_L > 0).sum()) for sample in held_out)
+        if tokens == 0:
+            return {}
+        with self._recorder.phase("eval"):
+            scores = self._session.trainer.score(held_out)
+        loss = -math.fsum(float(score.double().sum()) for score in scores) / tokens
+        return {"eval_loss": loss, "eval_perplexity": math.exp(min(loss, 700.0))}
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` needs beside the trainer's checkpoint."""
+        return {"samples": self._stream.state_dict()}
+
+    def restore(self, step: int, state: Mapping[str, Any]) -> None:
+        """Goes on after `step`."""
+        self._stream.load_state_dict(state["samples"])
+
+
+@contextmanager
+def open_sft(config: RelaxConfig, session: Session, recorder: Recorder) -> Iterator[SftLoop]:
+    """The loop with its data read."""
+    yield SftLoop(config, session, recorder)
+
+
+def _trainable(examples: Sequence[Example]) -> list[Sample]:
+    return [
+        Sample(
+            torch.from_numpy(example.ids).long(), torch.from_numpy(example.loss_mask).float(), group=number
+        )
+        for number, example in enumerate(examples)
+    ]

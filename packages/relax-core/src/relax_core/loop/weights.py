@@ -1,0 +1,65 @@
+"""Carries the trainer's weights to the engine as one transaction, and proves that they arrived."""
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+
+import torch
+from relax_rollout import RolloutEngine, tensor_digest
+from torch import Tensor
+
+_log = logging.getLogger(__name__)
+
+BUCKET_BYTES = 512 * 2**20
+
+
+class WeightMismatchError(RuntimeError):
+    """The engine serves other weights than the trainer sent; the text names the tensors."""
+
+
+async def update_engine(
+    engine: RolloutEngine,
+    tensors: Iterable[tuple[str, Tensor]],
+    version: int,
+    *,
+    bucket_bytes: int = BUCKET_BYTES,
+) -> int:
+    """Streams Hugging Face tensors into `engine`, which serves them as `version` once all have arrived.
+
+    The engine's own digest of every weight it serves is compared with the digest of what was sent, cast
+    as the engine casts.
+
+    Returns:
+        Number of tensors compared.
+
+    Raises:
+        WeightMismatchError: a digest differs.
+        WeightUpdateError: the engine refused a tensor; the old version keeps serving.
+    """
+    dtype = getattr(torch, (await engine.health()).dtype)
+    expected: dict[str, str] = {}
+    await engine.begin_update(version)
+    for bucket in _buckets(tensors, bucket_bytes):
+        await engine.load(bucket)
+        expected.update((name, tensor_digest(tensor.to(dtype))) for name, tensor in bucket.items())
+    serving = await engine.end_update()
+    wrong = sorted(name for name, digest in serving.items() if expected.get(name) != digest)
+    if wrong:
+        raise WeightMismatchError(
+            f"after the update to version {version} the engine serves other values than the trainer sent for "
+            f"{len(wrong)} of {len(serving)} tensors: {', '.join(wrong[:8])}"
+        )
+    return len(serving)
+
+
+def _buckets(tensors: Iterable[tuple[str, Tensor]], limit: int) -> Iterator[Mapping[str, Tensor]]:
+    """Groups tensors, in order, into buckets of at most `limit` bytes (a larger tensor goes alone)."""
+    bucket: dict[str, Tensor] = {}
+    size = 0
+    for name, tensor in tensors:
+        if bucket and size + tensor.nbytes > limit:
+            yield bucket
+            bucket, size = {}, 0
+        bucket[name] = tensor
+        size += tensor.nbytes
+    if bucket:
+        yield bucket

@@ -1,0 +1,57 @@
+"""`TrainingObjective`: what a loss tells the trainer. Algorithms implement it; the trainer knows no formula.
+
+Axes: S scored positions of one micro-batch.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from relax_kernels import LogProbs
+from torch import Tensor
+
+from relax_core.loss import LossTerm
+from relax_core.trainer.sample import Sample
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A mini-batch whose weights and global counts are fixed.
+
+    Attributes:
+        samples: with every column that `terms` reads.
+        denominators: Z of every loss term.
+    """
+
+    samples: Sequence[Sample]
+    denominators: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Loss terms of one micro-batch; `maxima` are scalars of which the step's largest is a metric."""
+
+    terms: Sequence[LossTerm]
+    maxima: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+class TrainingObjective(Protocol):
+    """A loss over scored tokens."""
+
+    @property
+    def temperature(self) -> float:
+        """Divides the logits, so that the policy trained is the one that was sampled."""
+        ...
+
+    @property
+    def with_entropy(self) -> bool:
+        """Whether `terms` reads the entropy of each position."""
+        ...
+
+    def prepare(self, samples: Sequence[Sample]) -> Prepared:
+        """Fixes weights and denominators over the whole mini-batch of one optimizer step."""
+        ...
+
+    def terms(self, scored: LogProbs, columns_S: Mapping[str, Tensor]) -> Terms:
+        """The loss terms of one micro-batch."""
+        ...

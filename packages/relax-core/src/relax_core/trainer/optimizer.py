@@ -1,0 +1,97 @@
+"""Megatron's data-parallel wrapper, distributed Adam and learning-rate schedule, from `TrainerConfig`."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from megatron.core.enums import ModelType
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from torch import nn
+
+from relax_core.trainer.config import TrainerConfig
+
+
+@dataclass(frozen=True)
+class Training:
+    """A model made trainable: gradients are summed, not averaged, over data-parallel ranks.
+
+    Summing is what `LossReducer` asks for, whose shares already carry the global denominator.
+    """
+
+    model: Any
+    optimizer: Any
+    scheduler: Any
+
+    def step(self) -> tuple[float, float]:
+        """Applies the accumulated gradients. Returns (global gradient norm, learning rate used)."""
+        self.scheduler.step(increment=1)
+        ok, grad_norm, _ = self.optimizer.step()
+        if not ok:
+            raise FloatingPointError("the gradients hold inf or NaN: the optimizer step was not taken")
+        return float(grad_norm), max(group["lr"] for group in self.optimizer.param_groups)
+
+
+def make_trainable(model: Any, config: TrainerConfig, *, optimizer_steps: int) -> Training:
+    """Wraps `model` (a `Qwen35Model` on its device) for training over `optimizer_steps` steps.
+
+    Raises:
+        ValueError: the warm-up is as long as the whole run.
+    """
+    if config.warmup_steps >= optimizer_steps:
+        raise ValueError(
+            f"trainer.warmup_steps is {config.warmup_steps}, but the run takes {optimizer_steps} optimizer "
+            f"steps: give at most {optimizer_steps - 1}"
+        )
+    model_config: Any = model.config
+    # Per-token loss in Megatron's words: neither the schedule nor the reduction divides anything.
+    model_config.calculate_per_token_loss = True
+    model_config.finalize_model_grads_func = _finalize_without_scaling
+    model.model_type = ModelType.encoder_or_decoder
+    wrapped = DistributedDataParallel(
+        model_config,
+        DistributedDataParallelConfig(use_distributed_optimizer=True, grad_reduce_in_fp32=True),
+        model,
+    )
+    model_config.no_sync_func = wrapped.no_sync
+    bf16 = config.precision == "bf16"
+    optimizer = get_megatron_optimizer(
+        OptimizerConfig(
+            optimizer="adam",
+            lr=config.lr,
+            min_lr=config.min_lr,
+            weight_decay=config.weight_decay,
+            adam_beta1=config.beta1,
+            adam_beta2=config.beta2,
+            adam_eps=config.eps,
+            clip_grad=config.clip_grad,
+            bf16=bf16,
+            params_dtype=torch.bfloat16 if bf16 else torch.float32,
+            use_distributed_optimizer=True,
+        ),
+        [wrapped],
+    )
+    scheduler = OptimizerParamScheduler(
+        optimizer,
+        init_lr=0.0,
+        max_lr=config.lr,
+        min_lr=config.min_lr,
+        lr_warmup_steps=config.warmup_steps,
+        lr_decay_steps=optimizer_steps,
+        lr_decay_style=config.schedule,
+        start_wd=config.weight_decay,
+        end_wd=config.weight_decay,
+        wd_incr_steps=optimizer_steps,
+        wd_incr_style="constant",
+    )
+    return Training(wrapped, optimizer, scheduler)
+
+
+def _finalize_without_scaling(model: list[nn.Module], num_tokens: Any = None, **groups: Any) -> None:
+    """Megatron's reduction of gradients, without its division by a token count."""
+    finalize_model_grads(model, None, **groups)
