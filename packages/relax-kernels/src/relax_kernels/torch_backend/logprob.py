@@ -78,8 +78,8 @@ class _LinearLogProb(torch.autograd.Function):
             lse_T[row_B] = lse_B
             logprob_T[row_B] = _sum_over(chosen_B, group) - lse_B
             if with_entropy:
-                p_BV = (z_BV - lse_B[:, None]).exp_()
-                entropy_T[row_B] = lse_B - _sum_over((p_BV * z_BV).sum(-1), group)
+                logp_BV = z_BV.sub_(lse_B[:, None])
+                entropy_T[row_B] = -_sum_over((logp_BV.exp() * logp_BV).sum(-1), group)
         ctx.save_for_backward(hidden_TD, weight_VD, target_T, lse_T, entropy_T)
         ctx.settings = (temperature, with_entropy, chunk_tokens, group, reduce_hidden_grad, first)
         if not with_entropy:
