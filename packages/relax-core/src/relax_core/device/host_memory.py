@@ -2,7 +2,7 @@
 
 import resource
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 
 def resident_bytes() -> int:

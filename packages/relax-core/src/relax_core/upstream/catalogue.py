@@ -1,8 +1,18 @@
 """All corrections, in the order in which they are installed."""
 
 from relax_core.upstream.correction import Correction
+from relax_core.upstream.distributed_optimizer import FRESH_STATE, GROUP_ORDER, OWN_STEP, SEPARATE_STEPS
+from relax_core.upstream.moe_router import ROUTER_GEMM
+from relax_core.upstream.recompute import NORM_RECOMPUTE
 
-_ALL: tuple[Correction, ...] = ()
+_ALL: tuple[Correction, ...] = (
+    FRESH_STATE,
+    OWN_STEP,
+    SEPARATE_STEPS,
+    GROUP_ORDER,
+    ROUTER_GEMM,
+    NORM_RECOMPUTE,
+)
 
 
 def list_corrections() -> tuple[Correction, ...]:

@@ -2,9 +2,11 @@
 
 import importlib.metadata
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType
+from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
@@ -12,7 +14,7 @@ from relax_core.upstream.hook import on_import
 
 logger = logging.getLogger(__name__)
 
-_installed: set[str] = set()
+Undo = Callable[[], None]
 
 
 class UnsupportedUpstreamError(ValueError):
@@ -28,9 +30,9 @@ class Correction:
         module: the dotted name of the module it changes.
         wrong: what goes wrong without it, in one or two sentences.
         versions: the upstream versions it is known to be right for, as a specifier (">=0.16.1,<0.17").
-        apply: changes the module; runs once, right after the module's import.
-        thread: address of the upstream discussion, or None if none is known.
+        apply: changes the module and returns what undoes the change; called right after the module's import.
         test: the test that fails without it.
+        thread: address of the upstream discussion, or None if none was found.
         needed: whether this process needs it (for instance only without Transformer Engine).
         distribution: the distribution that `versions` speaks of.
     """
@@ -39,7 +41,7 @@ class Correction:
     module: str
     wrong: str
     versions: str
-    apply: Callable[[ModuleType], None] = field(repr=False)
+    apply: Callable[[ModuleType], Undo] = field(repr=False)
     test: str
     thread: str | None = None
     needed: Callable[[], bool] = field(default=lambda: True, repr=False)
@@ -47,7 +49,7 @@ class Correction:
 
     @property
     def installed(self) -> bool:
-        """Whether `install` ran for it in this process."""
+        """Whether `install` ran for it in this process and found it needed."""
         return self.name in _installed
 
     def install(self) -> None:
@@ -60,14 +62,36 @@ class Correction:
             return
         require_version(self.distribution, self.versions, what=f"correction {self.name!r}")
         _installed.add(self.name)
-        target = self.module
-
-        def act(module: ModuleType) -> None:
-            if module.__name__ == target:
-                self.apply(module)
-
-        on_import(target, act)
+        on_import(self.module, self._act)
         logger.debug("installed %s: %s", self.name, self.wrong)
+
+    def _act(self, module: ModuleType) -> None:
+        if module.__name__ == self.module:
+            _applied[self.name] = (module, self.apply(module))
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Undoes the correction inside the context, to show or to measure the fault."""
+        module, undo = _applied[self.name]
+        undo()
+        try:
+            yield
+        finally:
+            _applied[self.name] = (module, self.apply(module))
+
+
+_installed: set[str] = set()
+_applied: dict[str, tuple[ModuleType, Undo]] = {}
+
+
+def replace_attribute(owner: type, name: str, make: Callable[[Any], Any]) -> Undo:
+    """Sets `owner.name` to `make(what it is now)` and returns what puts that back.
+
+    `make` gets the raw attribute: a function, or a classmethod object.
+    """
+    current = vars(owner)[name]
+    setattr(owner, name, make(current))
+    return lambda: setattr(owner, name, current)
 
 
 def require_version(distribution: str, versions: str, *, what: str) -> None:

@@ -1,0 +1,58 @@
+"""`build_model`: the one way to make a model."""
+
+import torch
+from megatron.core import parallel_state
+
+from relax_core.device import ParallelConfig
+from relax_core.model.config import Qwen35Config
+from relax_core.model.megatron_config import Recompute, megatron_config
+from relax_core.model.mtp_config import MtpConfig
+from relax_core.model.qwen35 import Qwen35Model
+
+
+def build_model(
+    model: Qwen35Config,
+    parallel: ParallelConfig | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
+    recompute: Recompute = "none",
+    mtp: MtpConfig | None = None,
+    device: torch.device | str = "cpu",
+    random_weights: bool = True,
+) -> Qwen35Model:
+    """A model, or this rank's share of it, on `device`; call `relax_core.device.initialise` before.
+
+    Args:
+        model: sizes, from `Qwen35Config.from_hf`.
+        parallel: the sizes that `initialise` was given; all 1 when None.
+        dtype: of weights and activations. `A_log`, `dt_bias` and the delta net's output norm are at least
+            float32.
+        recompute: "none" keeps every activation; "selective" computes norms, feed-forward activations and the
+            token mixers' cores again; "full" keeps only each layer's input.
+        mtp: what the draft layers' gradient may reach; everything detached when None.
+        device: where the weights lie.
+        random_weights: draw weights as Hugging Face does; False leaves the large ones unset, for a
+            checkpoint.
+
+    Raises:
+        RuntimeError: Megatron's process groups do not exist yet.
+        ValueError: the heads cannot be spread over the tensor-parallel ranks.
+    """
+    if not parallel_state.model_parallel_is_initialized():
+        raise RuntimeError("call relax_core.device.initialise(...) before build_model(...)")
+    config = megatron_config(
+        model,
+        parallel or ParallelConfig(),
+        dtype=dtype,
+        recompute=recompute,
+        random_weights=random_weights,
+    )
+    built = Qwen35Model(
+        config,
+        model,
+        mtp=mtp or MtpConfig(),
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
+    )
+    built.to(device)
+    return built

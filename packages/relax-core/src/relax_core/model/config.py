@@ -1,0 +1,185 @@
+"""`Qwen35Config`: the facts of a Qwen3.5 text model, read from its Hugging Face `config.json`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+LayerType = Literal["linear_attention", "full_attention"]
+_LAYER_TYPES = ("linear_attention", "full_attention")
+
+
+class UnsupportedModelError(ValueError):
+    """The checkpoint's config asks for something this trainer does not build; the text lists all of it."""
+
+
+@dataclass(frozen=True)
+class Qwen35Config:
+    """Sizes and constants of a dense Qwen3.5 text model with any number of MTP layers.
+
+    Attributes:
+        vocab_size: rows of the embedding and of the output head.
+        hidden_size: features of the residual stream.
+        ffn_size: features inside the SwiGLU feed-forward.
+        layer_types: "linear_attention" (gated delta net) or "full_attention", one per layer.
+        attention_heads: query heads of full attention; kv_heads divides it.
+        kv_heads: key/value heads of full attention.
+        head_dim: features of one attention head.
+        delta_key_heads: query/key heads of the delta net; divides delta_value_heads.
+        delta_value_heads: value heads of the delta net.
+        delta_key_dim: features of one key head of the delta net.
+        delta_value_dim: features of one value head of the delta net.
+        conv_width: taps of the causal convolution.
+        norm_eps: epsilon of every RMS norm.
+        rope_base: base of the rotary frequencies.
+        rotary_dim: leading features of each head that are rotated.
+        tied: whether the output head is the embedding.
+        mtp_layers: multi-token-prediction layers (each a full-attention layer).
+        init_std: standard deviation of random weights.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    ffn_size: int
+    layer_types: tuple[LayerType, ...]
+    attention_heads: int
+    kv_heads: int
+    head_dim: int
+    delta_key_heads: int
+    delta_value_heads: int
+    delta_key_dim: int
+    delta_value_dim: int
+    conv_width: int
+    norm_eps: float
+    rope_base: float
+    rotary_dim: int
+    tied: bool
+    mtp_layers: int
+    init_std: float = 0.02
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the trunk, MTP layers not counted."""
+        return len(self.layer_types)
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> "Qwen35Config":
+        """Reads the content of a `config.json` of model type `qwen3_5_text`.
+
+        Raises:
+            UnsupportedModelError: listing every setting that this trainer does not build (experts, vision,
+                quantised weights, other rotary types, biases, dropout, ...) and what is allowed instead.
+        """
+        problems = list(_unsupported(config))
+        if problems:
+            raise UnsupportedModelError(
+                "this checkpoint's config.json cannot be trained here:\n  - " + "\n  - ".join(problems)
+            )
+        rope = _rope(config)
+        head_dim = int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+        return cls(
+            vocab_size=int(config["vocab_size"]),
+            hidden_size=int(config["hidden_size"]),
+            ffn_size=int(config["intermediate_size"]),
+            layer_types=cast("tuple[LayerType, ...]", tuple(_layer_types(config))),
+            attention_heads=int(config["num_attention_heads"]),
+            kv_heads=int(config["num_key_value_heads"]),
+            head_dim=head_dim,
+            delta_key_heads=int(config["linear_num_key_heads"]),
+            delta_value_heads=int(config["linear_num_value_heads"]),
+            delta_key_dim=int(config["linear_key_head_dim"]),
+            delta_value_dim=int(config["linear_value_head_dim"]),
+            conv_width=int(config["linear_conv_kernel_dim"]),
+            norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+            rope_base=float(rope.get("rope_theta", config.get("rope_theta", 10000.0))),
+            rotary_dim=int(head_dim * float(rope.get("partial_rotary_factor", 0.25))),
+            tied=bool(config.get("tie_word_embeddings", False)),
+            mtp_layers=int(config.get("mtp_num_hidden_layers", 0) or 0),
+            init_std=float(config.get("initializer_range", 0.02)),
+        )
+
+
+_REQUIRED = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+    "linear_conv_kernel_dim",
+)
+# Settings with one supported value: (key, value when absent, supported value).
+_FIXED: tuple[tuple[str, Any, Any], ...] = (
+    ("model_type", None, "qwen3_5_text"),
+    ("hidden_act", "silu", "silu"),
+    ("attention_bias", False, False),
+    ("attention_dropout", 0.0, 0.0),
+    ("attn_output_gate", True, True),
+    ("mtp_use_dedicated_embeddings", False, False),
+)
+
+
+def _unsupported(config: Mapping[str, Any]) -> Sequence[str]:
+    """One sentence per setting that cannot be built."""
+    found: list[str] = []
+    if config.get("num_experts") or config.get("num_local_experts"):
+        found.append("num_experts is set: mixture-of-experts layers are not supported; dense models are")
+    if "vision_config" in config or "text_config" in config:
+        found.append("vision_config or text_config is set: only text models (qwen3_5_text) are supported")
+    if config.get("quantization_config"):
+        found.append(
+            "quantization_config is set: only float weights are supported; dequantise the checkpoint"
+        )
+    for key, absent, supported in _FIXED:
+        if config.get(key, absent) != supported:
+            found.append(f"{key} is {config.get(key, absent)!r}: only {supported!r} is supported")
+    missing = [key for key in _REQUIRED if not isinstance(config.get(key), int) or config[key] < 1]
+    if missing:
+        return [*found, f"{', '.join(missing)} must be positive integers, but are missing or are not"]
+    return [*found, *_wrong_shapes(config), *_wrong_rope(config)]
+
+
+def _wrong_shapes(config: Mapping[str, Any]) -> Sequence[str]:
+    found = [
+        f"{many} {config[many]} is not a multiple of {few} {config[few]}"
+        for many, few in (
+            ("num_attention_heads", "num_key_value_heads"),
+            ("linear_num_value_heads", "linear_num_key_heads"),
+        )
+        if config[many] % config[few]
+    ]
+    types = _layer_types(config)
+    if len(types) != config["num_hidden_layers"]:
+        found.append(
+            f"layer_types names {len(types)} layers, num_hidden_layers is {config['num_hidden_layers']}"
+        )
+    if unknown := sorted(set(types) - set(_LAYER_TYPES)):
+        found.append(
+            f"layer_types holds {', '.join(unknown)}: only {' and '.join(_LAYER_TYPES)} are supported"
+        )
+    return found
+
+
+def _wrong_rope(config: Mapping[str, Any]) -> Sequence[str]:
+    rope = _rope(config)
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind != "default":
+        return [f"rope_type is {kind!r}: only 'default' is supported"]
+    return []
+
+
+def _rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The rotary settings, which older configs keep at top level."""
+    outer = {key: config[key] for key in ("rope_theta", "partial_rotary_factor") if key in config}
+    return {**outer, **(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+
+
+def _layer_types(config: Mapping[str, Any]) -> Sequence[str]:
+    """One name per layer; every fourth layer is full attention when the config does not say."""
+    if config.get("layer_types"):
+        return tuple(config["layer_types"])
+    interval = int(config.get("full_attention_interval", 4))
+    return tuple(_LAYER_TYPES[(i + 1) % interval == 0] for i in range(config["num_hidden_layers"]))

@@ -1,0 +1,14 @@
+"""Settings of multi-token prediction: how much its loss counts, and what its gradient may reach."""
+
+from relax_core.config.section import Section, setting
+
+
+class MtpConfig(Section):
+    """The draft layers train with a loss of their own; by default it changes nothing but them."""
+
+    loss_coefficient: float = setting(
+        0.1, "Weight of the draft layers' loss, shared equally by the depths; 0 leaves them untrained.", ge=0
+    )
+    detach_embedding: bool = setting(True, "Keep the draft loss's gradient out of the token embedding.")
+    detach_trunk: bool = setting(True, "Keep the draft loss's gradient out of the trunk's hidden states.")
+    detach_head: bool = setting(True, "Keep the draft loss's gradient out of the output head.")

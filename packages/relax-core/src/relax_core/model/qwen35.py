@@ -1,0 +1,201 @@
+"""`Qwen35Model`: embedding, trunk, output head and draft layers of Qwen3.5 on Megatron.
+
+Axes: T packed positions, 1 (Megatron's batch axis), S scored positions, D hidden, V vocabulary.
+"""
+
+from typing import Any, cast
+
+import torch
+from megatron.core.models.common.embeddings.language_model_embedding import LanguageModelEmbedding
+from megatron.core.models.common.language_module.language_module import LanguageModule
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel import ColumnParallelLinear
+from megatron.core.transformer.transformer_block import TransformerBlock, get_num_layers_to_build
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
+
+from relax_core.model.config import Qwen35Config
+from relax_core.model.head import TokenLogProbs, score_tokens
+from relax_core.model.mtp import MultiTokenPrediction
+from relax_core.model.mtp_config import MtpConfig
+from relax_core.model.packed import PackedContext
+from relax_core.model.spec import trunk_spec
+from relax_core.packing import PackedLayout
+
+
+class Qwen35Model(LanguageModule):  # type: ignore[misc]
+    """A Qwen3.5 text model, or one pipeline stage of it; build it with `build_model`.
+
+    Args:
+        config: Megatron's config.
+        model: sizes.
+        mtp: what the draft layers' gradient may reach.
+        pre_process: whether this stage embeds tokens.
+        post_process: whether this stage ends in hidden states for the head.
+        vp_stage: virtual pipeline stage, or None.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        model: Qwen35Config,
+        *,
+        mtp: MtpConfig,
+        pre_process: bool = True,
+        post_process: bool = True,
+        vp_stage: int | None = None,
+    ) -> None:
+        groups = ProcessGroupCollection.use_mpu_process_groups()
+        super().__init__(config=config, pg_collection=groups)
+        self.model_config = model
+        self.mtp_config = mtp
+        self.pre_process = pre_process
+        self.post_process = post_process
+        self.vp_stage = vp_stage
+        self.share_embeddings_and_output_weights = model.tied
+        self.mtp_process = post_process and model.mtp_layers > 0
+        if pre_process or self.mtp_process:
+            self.embedding = LanguageModelEmbedding(
+                config, model.vocab_size, max_sequence_length=0, position_embedding_type="rope"
+            )
+        offset = get_transformer_layer_offset(config, vp_stage)
+        layers = range(offset, offset + get_num_layers_to_build(config, vp_stage))
+        self.decoder = TransformerBlock(
+            config,
+            trunk_spec(model, layers),
+            pre_process=pre_process,
+            post_process=post_process,
+            pg_collection=groups,
+            vp_stage=vp_stage,
+        )
+        if post_process:
+            self.output_layer = ColumnParallelLinear(
+                model.hidden_size,
+                model.vocab_size,
+                config=config,
+                init_method=config.init_method,
+                bias=False,
+                skip_weight_param_allocation=model.tied and (pre_process or self.mtp_process),
+                tp_group=groups.tp,
+            )
+        # Megatron's schedules take any attribute called mtp for a block with layers.
+        if self.mtp_process:
+            self.mtp = MultiTokenPrediction(config, model, groups)
+        if pre_process or post_process:
+            self.setup_embeddings_and_output_layer()
+
+    @property
+    def mtp_depths(self) -> int:
+        """Draft layers on this stage."""
+        return self.model_config.mtp_layers if self.mtp_process else 0
+
+    def set_input_tensor(self, input_tensor: torch.Tensor | list[torch.Tensor]) -> None:
+        """Takes the hidden states of the stage before (called by Megatron's schedules)."""
+        if isinstance(input_tensor, list):
+            (input_tensor,) = input_tensor
+        self.decoder.set_input_tensor(input_tensor)
+
+    def forward(self, tokens_T: torch.Tensor, layout: PackedLayout) -> torch.Tensor:
+        """Hidden states [T, D] of packed tokens, after the final norm.
+
+        Args:
+            tokens_T: int64 token ids of all samples, back to back; padding holds any valid id.
+            layout: where the samples lie.
+        """
+        hidden_T1D = self._embed(tokens_T) if self.pre_process else None
+        hidden_T1D = self.decoder(
+            hidden_states=hidden_T1D,
+            attention_mask=None,
+            packed_seq_params=self._context(layout, tokens_T.device),
+        )
+        return cast(torch.Tensor, hidden_T1D.squeeze(1))
+
+    def mtp_hidden(
+        self, hidden_TD: torch.Tensor, tokens_T: torch.Tensor, layout: PackedLayout
+    ) -> list[torch.Tensor]:
+        """Hidden states [T, D] of every draft depth; depth k predicts the token k + 2 places ahead.
+
+        What enters is cut from the trunk and from the embedding as `MtpConfig` says. Where a sample has no
+        token k + 1 places ahead, the result has no meaning (token 0 stands in), but no other position sees
+        it.
+
+        Args:
+            hidden_TD: the trunk's, from `forward`.
+            tokens_T: the same tokens.
+            layout: the same layout.
+        """
+        if not self.mtp_process:
+            return []
+        embeddings = [self._embed(layout.shift(tokens_T, depth + 1)) for depth in range(self.mtp_depths)]
+        if self.mtp_config.detach_embedding:
+            embeddings = [embedding_T1D.detach() for embedding_T1D in embeddings]
+        if self.mtp_config.detach_trunk:
+            hidden_TD = hidden_TD.detach()
+        hidden = self.mtp(embeddings, hidden_TD.unsqueeze(1), self._context(layout, tokens_T.device))
+        return [hidden_T1D.squeeze(1) for hidden_T1D in hidden]
+
+    def token_logprobs(
+        self,
+        hidden_SD: torch.Tensor,
+        target_S: torch.Tensor,
+        *,
+        temperature: float = 1.0,
+        with_entropy: bool = False,
+        with_argmax: bool = False,
+        detach_head: bool = False,
+    ) -> TokenLogProbs:
+        """Log-probs of target tokens; the logits of all positions never exist at once.
+
+        Args:
+            hidden_SD: hidden states at any S positions, of the trunk or of a draft depth.
+            target_S: int64 token ids, -1 for none (log-prob 0, no gradient).
+            temperature: divides the logits.
+            with_entropy: also the entropy of each distribution.
+            with_argmax: also the likeliest token.
+            detach_head: keep the gradient out of the head's weight.
+        """
+        weight_VD = self.head_weight()
+        return score_tokens(
+            hidden_SD,
+            weight_VD.detach() if detach_head else weight_VD,
+            target_S,
+            temperature=temperature,
+            with_entropy=with_entropy,
+            with_argmax=with_argmax,
+            group=self.tp_group,
+        )
+
+    def logits(self, hidden_SD: torch.Tensor) -> torch.Tensor:
+        """Logits [S, V] of this rank's vocabulary rows; for tests and small batches."""
+        return hidden_SD @ self.head_weight().T
+
+    def head_weight(self) -> torch.Tensor:
+        """The output head's rows on this rank [V, D]: the embedding's when tied.
+
+        Raises:
+            RuntimeError: this pipeline stage has no head.
+        """
+        if not self.post_process:
+            raise RuntimeError("only the last pipeline stage has the output head")
+        weight = self.output_layer.weight
+        return cast(torch.Tensor, self.embedding.word_embeddings.weight if weight is None else weight)
+
+    def _embed(self, tokens_T: torch.Tensor) -> torch.Tensor:
+        """[T] -> [T, 1, D] (this rank's tokens under sequence parallelism)."""
+        return cast(torch.Tensor, self.embedding(tokens_T.unsqueeze(0), None))
+
+    def _context(self, layout: PackedLayout, device: torch.device) -> PackedContext:
+        model = self.model_config
+        return PackedContext.build(
+            layout, device=device, rotary_dim=model.rotary_dim, rope_base=model.rope_base
+        )
+
+    def _set_attention_backend(self) -> None:
+        """Transformer Engine is not used, so its environment is left alone."""
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Megatron's sharded state; layers are keyed by their place in the whole model."""
+        state: dict[str, Any] = super().sharded_state_dict(prefix, sharded_offsets, metadata)
+        return {key: value for key, value in state.items() if not key.endswith("_extra_state")}

@@ -1,0 +1,64 @@
+"""Checkpoint layout of fused matrices: each component is a tensor of its own.
+
+A fused matrix on tensor-parallel rank r holds [a_r; b_r; ...]. Stored whole, its rows would depend on the
+number of ranks; stored per component, a checkpoint written on any number of ranks reads on any other.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
+
+
+def split_rows(state: dict[str, Any], key: str, parts: Mapping[str, int]) -> None:
+    """Replaces `state[key]`, a tensor sharded over its first axis, by one that is stored per component.
+
+    Args:
+        state: a sharded state dict.
+        key: of the fused tensor in `state`; component p is stored as `<key>.<p>`.
+        parts: rows of each component on this rank, in order.
+
+    Raises:
+        ValueError: the rows of the parts do not add up to the tensor's.
+    """
+    whole: ShardedTensor = state[key]
+    if sum(parts.values()) != whole.local_shape[0]:
+        raise ValueError(
+            f"{key} has {whole.local_shape[0]} rows, its parts {dict(parts)} have {sum(parts.values())}"
+        )
+    template = whole.without_data()
+
+    @torch.no_grad()
+    def build(key: str, tensor: torch.Tensor, replica_id: Any, flattened_range: slice | None) -> list[Any]:
+        assert flattened_range is None, "flattened shards of fused matrices are not written"
+        shards, start = [], 0
+        for name, rows in parts.items():
+            shards.append(_part(template, f"{key}.{name}", tensor[start : start + rows], replica_id))
+            start += rows
+        return shards
+
+    state[key] = ShardedTensorFactory(whole.key, whole.data, build, torch.cat, whole.replica_id)
+
+
+def _part(template: ShardedTensor, key: str, rows: torch.Tensor, replica_id: Any) -> ShardedTensor:
+    """`rows` of one component, placed as `template` places the whole: the same share of the first axis."""
+    axis = template.prepend_axis_num
+    fragments = template.axis_fragmentations[axis]
+    rank = template.global_offset[axis] // template.local_shape[0]
+    size = rows.shape[0]
+    return replace(
+        template,
+        key=key,
+        data=rows,
+        dtype=rows.dtype,
+        local_shape=tuple(rows.shape),
+        global_shape=_at(template.global_shape, axis, size * fragments),
+        global_offset=_at(template.global_offset, axis, size * rank),
+        replica_id=replica_id,
+    )
+
+
+def _at(values: tuple[int, ...], axis: int, value: int) -> tuple[int, ...]:
+    return (*values[:axis], value, *values[axis + 1 :])

@@ -1,0 +1,53 @@
+"""Small Qwen3.5 models and the trainer process that they need."""
+
+import copy
+from collections.abc import Iterator
+
+import pytest
+import torch
+from relax_core.device import initialise, shutdown
+
+
+@pytest.fixture(scope="session")
+def small_config() -> dict:
+    """A `config.json` of four layers whose sizes all differ; copy it before changing it."""
+    return {
+        "model_type": "qwen3_5_text",
+        "vocab_size": 96,
+        "hidden_size": 32,
+        "intermediate_size": 40,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 12,
+        "linear_conv_kernel_dim": 4,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "mtp_num_hidden_layers": 0,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
+
+
+@pytest.fixture
+def config_of(small_config):
+    """A copy of `small_config` with some settings changed."""
+    return lambda **changes: {**copy.deepcopy(small_config), **changes}
+
+
+@pytest.fixture
+def cpu_world() -> Iterator[None]:
+    """A trainer process of one rank on the cpu device."""
+    shutdown()
+    yield initialise("cpu", seed=7)
+    shutdown()
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
