@@ -59,7 +59,7 @@ def randomise(model: PreTrainedModel) -> None:
 
 
 def reference_logprobs(model: PreTrainedModel, ids: Sequence[int], start: int, temperature: float = 1.0):
-    """Log-probs [len(ids) - start, V] of the tokens from ``start`` on, by one full forward without a cache."""
+    """Log-probs [len(ids) - start, V] of the tokens from ``start`` on: one forward without a cache."""
     with torch.no_grad():
         logits = model(torch.tensor([list(ids)]), use_cache=False).logits[0].float()
     return (logits / temperature).log_softmax(-1)[start - 1 : -1]

@@ -1,0 +1,1 @@
+"""The ``relax-rollout`` command."""
