@@ -34,11 +34,11 @@ class Loop(Protocol):
         ...
 
     def state(self) -> dict[str, Any]:
-        """Plain values that `restore` needs beside the trainer's checkpoint."""
+        """Plain values that `begin` needs beside the trainer's checkpoint."""
         ...
 
-    def restore(self, step: int, state: Mapping[str, Any]) -> None:
-        """Goes on after `step`, with the trainer's weights already restored."""
+    def begin(self, step: int, state: Mapping[str, Any] | None) -> None:
+        """Called once the trainer has its weights: those after `step`, with the loop's `state` then."""
         ...
 
 
@@ -52,9 +52,10 @@ def drive(
     resume_step: int,
 ) -> Literal["finished", "interrupted"]:
     """Runs the steps after `resume_step` (0: from the start), then exports the model and sums up."""
+    state = None
     if resume_step:
         state = load_checkpoint(directory.checkpoints / f"step_{resume_step}", session.trainer)
-        loop.restore(resume_step, state)
+    loop.begin(resume_step, state)
     last = config.run.steps
     with Interruption() as interruption:
         if resume_step == 0 and config.eval.before:

@@ -101,12 +101,13 @@ class RlLoop:
         return {f"eval_{name}": found[name] for name in ("accuracy", "reward") if name in found}
 
     def state(self) -> dict[str, Any]:
-        """What `restore` needs beside the trainer's checkpoint."""
+        """What `begin` needs beside the trainer's checkpoint."""
         return {"prompts": self._stream.state_dict()}
 
-    def restore(self, step: int, state: Mapping[str, Any]) -> None:
-        """Goes on after `step`, with the trainer's weights already restored."""
-        self._stream.load_state_dict(state["prompts"])
+    def begin(self, step: int, state: Mapping[str, Any] | None) -> None:
+        """Goes on after `step`; from here on the engine serves the trainer's weights, which is checked."""
+        if state is not None:
+            self._stream.load_state_dict(state["prompts"])
         self._run(update_engine(self._engine, self._session.export_tensors(), step))
 
     def _samples(self, groups: Sequence[Group]) -> tuple[list[Sample], list[float]]:

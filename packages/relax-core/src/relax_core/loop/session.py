@@ -50,7 +50,8 @@ class Session:
 
     def export(self, directory: Path) -> None:
         """Writes the policy as a Hugging Face directory in its source's dtypes, whole or not at all."""
-        tensors = self.weights.export_tensors(_state(self.trainer.model), like=self.source)
+        like = self.source if self.source.names else None
+        tensors = self.weights.export_tensors(_state(self.trainer.model), like=like)
         write_checkpoint(directory, tensors, like=self.source)
 
 
@@ -64,7 +65,7 @@ def open_session(config: RelaxConfig) -> Iterator[Session]:
     started = time.perf_counter()
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
-    source = open_checkpoint(config.model.path)
+    source = open_checkpoint(config.model.path, weights=not config.model.random_weights)
     sizes = Qwen35Config.from_hf(source.config)
     tokenizer = load_tokenizer(source.path)
     world = initialise(choose_device(config.run.device), seed=config.run.seed % 2**31)
@@ -107,7 +108,7 @@ def choose_device(wanted: str) -> str:
     return "cpu"
 
 
-def open_checkpoint(path: str) -> Checkpoint:
+def open_checkpoint(path: str, *, weights: bool = True) -> Checkpoint:
     """A Hugging Face directory named by a setting.
 
     Raises:
@@ -119,7 +120,7 @@ def open_checkpoint(path: str) -> Checkpoint:
             f"model.path is {path!r}: no such directory. Give a Hugging Face directory with config.json, "
             "safetensors and tokenizer; nothing is downloaded"
         )
-    return Checkpoint.open(directory)
+    return Checkpoint.open(directory, weights=weights)
 
 
 def _load(
@@ -131,8 +132,10 @@ def _load(
         recompute=config.trainer.recompute,
         mtp=config.mtp,
         device=world.torch_device,
-        random_weights=False,
+        random_weights=not source.names,
     )
+    if not source.names:
+        return model
     parameters = _state(model)
     with torch.no_grad():
         for name, tensor in weights.import_tensors(source):

@@ -50,12 +50,13 @@ class SftLoop:
         return {"eval_loss": loss, "eval_perplexity": math.exp(min(loss, 700.0))}
 
     def state(self) -> dict[str, Any]:
-        """What `restore` needs beside the trainer's checkpoint."""
+        """What `begin` needs beside the trainer's checkpoint."""
         return {"samples": self._stream.state_dict()}
 
-    def restore(self, step: int, state: Mapping[str, Any]) -> None:
+    def begin(self, step: int, state: Mapping[str, Any] | None) -> None:
         """Goes on after `step`."""
-        self._stream.load_state_dict(state["samples"])
+        if state is not None:
+            self._stream.load_state_dict(state["samples"])
 
 
 @contextmanager
