@@ -50,4 +50,3 @@ def test_a_recipe_that_is_not_text_is_a_problem(tmp_path):
     (tmp_path / "bad.yaml").write_bytes(b"run: \xff\xfe\n")
     (problem,) = read_recipe(str(tmp_path / "bad.yaml")).problems
     assert "cannot be read" in problem.message
-

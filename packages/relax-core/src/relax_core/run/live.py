@@ -34,6 +34,7 @@ class LiveView:
     """Redraws itself a few times a second until closed."""
 
     def __init__(self, console: Console, *, title: str, total: int, done: int, eta: Eta) -> None:
+        self._console = console
         self._title = title
         self._total = total
         self._step = done
@@ -74,11 +75,10 @@ class LiveView:
             cells.append(("tokens/s", number(rate)))
         if cells:
             rows.append(_grid(cells))
-        width = max(10, self._live.console.width - 18)
+        width = max(10, self._console.width - 18)
         if len(self._rewards) > 1:
-            line = Text("reward  ", style="dim")
-            line.append(sparkline(self._rewards, width), style="green")
-            rows.append(line)
+            curve = sparkline(self._rewards, width)
+            rows.append(Text.assemble(("reward  ", "dim"), (curve, "green")))
         phases = self._last.get("time", {}).get("phases", {})
         if phases:
             rows += [_bar(phases, width), _legend(phases)]
@@ -117,7 +117,7 @@ def _grid(cells: list[tuple[str, str]]) -> Table:
 
 def _bar(phases: Mapping[str, float], width: int) -> Text:
     total = sum(phases.values()) or 1.0
-    bar = Text("time    ", style="dim")
+    bar = Text.assemble(("time    ", "dim"))
     for name, seconds in phases.items():
         bar.append("█" * round(seconds / total * width), style=_COLOURS.get(name, "white"))
     return bar

@@ -3,7 +3,7 @@
 import logging
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -22,6 +22,11 @@ class _LogFile(logging.FileHandler):
         error = sys.exc_info()[1]
         self.setLevel(logging.CRITICAL + 1)
         logging.getLogger(__name__).warning("%s is not written any more: %s", self.baseFilename, error)
+
+    def close(self) -> None:
+        """Closes the file; lines that a full disk refused are lost, as was said when it happened."""
+        with suppress(OSError):
+            super().close()
 
 
 class _Terminal(logging.Handler):
