@@ -23,6 +23,17 @@ def test_torch_itself_broken(bench) -> None:
     assert "libtorch_global_deps.so" in found["error"]
 
 
+def test_a_module_that_torch_misses_is_no_missing_torch(bench) -> None:
+    bench.torch(source="import typing_extensions")
+    assert bench.probe()["state"] == "torch_broken"
+
+
+def test_the_cause_is_told_with_the_error(bench) -> None:
+    bench.torch()
+    bench.torch_npu(source="raise RuntimeError('no backend') from ImportError('libhccl.so')")
+    assert bench.probe()["error"] == "RuntimeError: no backend <- ImportError: libhccl.so"
+
+
 @pytest.mark.parametrize(
     "error",
     ["ImportError('libhccl.so')", "OSError('libascendcl.so')", "RuntimeError('no CANN')", "KeyError('x')"],

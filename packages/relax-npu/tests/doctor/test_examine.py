@@ -98,6 +98,8 @@ def test_a_device_file_that_was_not_passed_on(healthy: Make, tmp_path: Path) -> 
         ("Version=25.5.1", Status.OK),
         ("Version=25.0.rc1.1", Status.OK),
         ("Version=24.1.0", Status.WARNING),
+        ("Version=24.25.0", Status.WARNING),
+        ("Version=25.50.1", Status.WARNING),
         ("nothing", Status.ERROR),
     ],
 )

@@ -64,7 +64,7 @@ def driver(machine: Machine, pins: Pins) -> list[Finding]:
         fix = "install the driver; in a container mount /usr/local/Ascend/driver and /etc/ascend_install.info"
         return [Finding("driver", Status.ERROR, f"no version in {_DRIVER_INFO}", fix)]
     found = match.group(1)
-    if any(found.lower().startswith(series) for series in pins.driver):
+    if any(f"{found.lower()}.".startswith(f"{series}.") for series in pins.driver):
         return [Finding("driver", Status.OK, f"driver {found}")]
     allowed = ", ".join(pins.driver)
     return [
