@@ -1,0 +1,113 @@
+"""Settings of the data: where rows come from, how they become tokens, and what happens to bad ones."""
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import model_validator
+
+from relax_core.config.section import Section, setting
+
+
+class DataConfig(Section):
+    """Which rows are trained on, and which are held out."""
+
+    path: str = setting(
+        ...,
+        "Rows to train on: a .jsonl or .parquet file, a folder or glob pattern of them, or the name of a "
+        "Hugging Face data set such as openai/gsm8k.",
+        min_length=1,
+    )
+    eval_path: str | None = setting(
+        None, "Held-out rows, given as path is; null takes eval_fraction.", min_length=1
+    )
+    eval_fraction: float = setting(
+        0.0,
+        "Share of the prompts of path that is held out; equal prompts stay on one side.",
+        ge=0,
+        lt=1,
+    )
+    limit: int | None = setting(None, "Uses the first rows of path only; null takes all.", unit="rows", ge=1)
+    prompt_key: str | None = setting(
+        "prompt", "Key of a row's prompt: text, or a list of messages; null if rows have none.", min_length=1
+    )
+    messages_key: str | None = setting(
+        "messages",
+        "Key of a row's conversation: a list of {role, content}; null if rows have none.",
+        min_length=1,
+    )
+    completion_key: str | None = setting(
+        "completion",
+        "Key of the completion to learn, beside a prompt (sft); null if rows have none.",
+        min_length=1,
+    )
+    answer_key: str | None = setting(
+        "answer", "Key of the answer that the reward compares with; null if rows have none.", min_length=1
+    )
+    tools_key: str | None = setting(
+        "tools", "Key of the tool descriptions for the chat template; null ignores them.", min_length=1
+    )
+    metadata_keys: tuple[str, ...] = setting((), "Further keys of a row, handed to the reward function.")
+    hub_subset: str | None = setting(
+        None, "Subset (configuration) of path, if that is a Hugging Face data set."
+    )
+    hub_split: str = setting("train", "Split of path, if that is a Hugging Face data set.", min_length=1)
+    hub_eval_split: str = setting(
+        "test", "Split of eval_path if that is a Hugging Face data set.", min_length=1
+    )
+    hub_revision: str | None = setting(
+        None, "Commit or tag of path, if that is a Hugging Face data set; null takes its newest."
+    )
+    chat: bool = setting(
+        True, "Renders prompts through the tokenizer's chat template; false takes text as it is."
+    )
+    chat_template: Path | None = setting(
+        None, "Jinja file that takes the place of the tokenizer's own chat template."
+    )
+    template_args: dict[str, bool | int | float | str] = setting(
+        {}, "Arguments of the chat template, for instance {enable_thinking: false}."
+    )
+    system_prompt: str | None = setting(
+        None, "Put before conversations that have no system message of their own."
+    )
+    shuffle: bool = setting(True, "Draws rows in a new random order each epoch; false keeps the file's.")
+    seed: int | None = setting(None, "Seed of order and split; null takes run.seed.", ge=0, lt=2**32)
+    max_tokens: int | None = setting(
+        None, "Longest prompt (rl) or sample (sft) accepted; null accepts all.", unit="tokens", ge=1
+    )
+    overlong: Literal["refuse", "skip", "truncate"] = setting(
+        "refuse",
+        "What happens above max_tokens: counts as a bad row (refuse), is left out (skip), or is cut "
+        "(truncate: prompts keep their end, samples their beginning).",
+    )
+    max_bad_rows: int = setting(
+        0, "Bad rows skipped, of path and of eval_path each, before the run is refused.", unit="rows", ge=0
+    )
+    rewritten_history: Literal["refuse", "split"] = setting(
+        "refuse",
+        "Conversations whose earlier turns the chat template renders differently later on (sft): a bad row "
+        "(refuse), or one sample for each assistant turn (split).",
+    )
+
+    @model_validator(mode="after")
+    def _combination_is_possible(self) -> Self:
+        problems = []
+        if self.eval_path is not None and self.eval_fraction > 0:
+            problems.append(
+                f"eval_path {self.eval_path!r} and eval_fraction {self.eval_fraction:g} both choose held-out "
+                "rows: set eval_fraction to 0 or eval_path to null"
+            )
+        if self.prompt_key is None and self.messages_key is None:
+            problems.append("prompt_key and messages_key are both null: name the key that holds the prompt")
+        if self.overlong != "refuse" and self.max_tokens is None:
+            problems.append(
+                f"overlong {self.overlong!r} has no effect while max_tokens is null: set max_tokens"
+            )
+        if not self.chat:
+            problems += [
+                f"{field} has no effect while chat is false: leave it unset or set chat to true"
+                for field in ("chat_template", "template_args", "system_prompt")
+                if getattr(self, field)
+            ]
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self

@@ -1,0 +1,152 @@
+"""Opens a data set: reads, tokenises and splits it, all before the first step."""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Generic, Protocol, TypeVar
+
+from relax_core.data.config import DataConfig
+from relax_core.data.examples import Example, Prompt, Sample
+from relax_core.data.fields import wanted_keys
+from relax_core.data.length import LengthRule
+from relax_core.data.problems import BadRow, BadRows, DataError, RowError
+from relax_core.data.prompts import PromptBuilder
+from relax_core.data.rows import Row, Rows
+from relax_core.data.samples import SampleBuilder
+from relax_core.data.sources import read_rows
+from relax_core.data.split import split_held_out
+from relax_core.data.stream import ExampleStream
+from relax_core.data.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+_CHUNK_ROWS = 1024
+
+E = TypeVar("E", bound=Example)
+Made = TypeVar("Made", covariant=True)
+
+
+@dataclass(frozen=True)
+class DataSet(Generic[E]):
+    """Everything that is trained on and held out.
+
+    Attributes:
+        train: in order of rows.
+        held_out: in order of rows; may be empty.
+        bad_rows: rows that were skipped, of both.
+        seed: of the order in which `train` is drawn.
+        shuffle: whether there is such an order.
+    """
+
+    train: tuple[E, ...]
+    held_out: tuple[E, ...]
+    bad_rows: tuple[BadRow, ...]
+    seed: int
+    shuffle: bool
+
+    def stream(self) -> ExampleStream[E]:
+        """Draws from `train` without end, from the beginning."""
+        return ExampleStream(self.train, seed=self.seed, shuffle=self.shuffle)
+
+
+def load_prompts(cfg: DataConfig, tokenizer: Tokenizer, *, seed: int) -> DataSet[Prompt]:
+    """Prompts to complete and score.
+
+    Args:
+        cfg: the settings.
+        tokenizer: of the model.
+        seed: of the run; `data.seed` takes its place if set.
+
+    Raises:
+        DataError: a source cannot be read, has too many bad rows, or nothing is left.
+    """
+    return _load(cfg, PromptBuilder(cfg, tokenizer), seed)
+
+
+def load_samples(cfg: DataConfig, tokenizer: Tokenizer, *, seed: int) -> DataSet[Sample]:
+    """Samples to learn from; arguments and errors as `load_prompts`."""
+    return _load(cfg, SampleBuilder(cfg, tokenizer), seed)
+
+
+class _Builder(Protocol[Made]):
+    """What `PromptBuilder` and `SampleBuilder` share; drafts are the builder's own business."""
+
+    length: LengthRule
+
+    def draft(self, row: Row) -> list[Any]: ...
+
+    def finish(self, drafts: list[Any]) -> Iterator[Made | BadRow]: ...
+
+
+def _load(cfg: DataConfig, builder: _Builder[E], seed: int) -> DataSet[E]:
+    seed = seed if cfg.seed is None else cfg.seed
+    rows = read_rows(
+        cfg.path,
+        wanted_keys(cfg),
+        subset=cfg.hub_subset,
+        split=cfg.hub_split,
+        revision=cfg.hub_revision,
+    )
+    examples, bad_rows = _build(islice(rows, cfg.limit), builder, cfg.path, cfg.max_bad_rows)
+    if cfg.eval_path is None:
+        train, held_out = split_held_out(examples, cfg.eval_fraction, seed)
+    else:
+        train = tuple(examples)
+        held_out, bad_held_out = _load_held_out(cfg, cfg.eval_path, builder)
+        bad_rows += bad_held_out
+        _warn_of_overlap(train, held_out)
+    logger.info("data: %d to train on, %d held out", len(train), len(held_out))
+    return DataSet(train, held_out, bad_rows, seed, cfg.shuffle)
+
+
+def _load_held_out(
+    cfg: DataConfig, path: str, builder: _Builder[E]
+) -> tuple[tuple[E, ...], tuple[BadRow, ...]]:
+    same = path == cfg.path
+    rows = read_rows(
+        path,
+        wanted_keys(cfg),
+        subset=cfg.hub_subset if same else None,
+        split=cfg.hub_eval_split,
+        revision=cfg.hub_revision if same else None,
+    )
+    examples, bad_rows = _build(rows, builder, path, cfg.max_bad_rows)
+    return tuple(examples), bad_rows
+
+
+def _build(
+    rows: Rows, builder: _Builder[E], source: str, max_bad_rows: int
+) -> tuple[list[E], tuple[BadRow, ...]]:
+    examples: list[E] = []
+    bad_rows = BadRows(max_bad_rows)
+    left_out, cut = builder.length.left_out, builder.length.cut
+    while chunk := list(islice(rows, _CHUNK_ROWS)):
+        drafts = []
+        for row in chunk:
+            if isinstance(row, BadRow):
+                bad_rows.add(row)
+                continue
+            try:
+                drafts += builder.draft(row)
+            except RowError as error:
+                bad_rows.add(BadRow(row.place, str(error)))
+        for made in builder.finish(drafts):
+            if isinstance(made, BadRow):
+                bad_rows.add(made)
+            else:
+                examples.append(made)
+    skipped = bad_rows.settle(source)
+    left_out, cut = builder.length.left_out - left_out, builder.length.cut - cut
+    if left_out or cut:
+        logger.warning("%s: %d examples above data.max_tokens left out, %d cut", source, left_out, cut)
+    if not examples:
+        raise DataError(f"{source} gives no example: it is empty, or every row was skipped")
+    return examples, skipped
+
+
+def _warn_of_overlap(train: tuple[E, ...], held_out: tuple[E, ...]) -> None:
+    seen = {example.prompt_text for example in train}
+    both = sum(example.prompt_text in seen for example in held_out)
+    if both:
+        logger.warning("%d of %d held-out prompts are trained on as well", both, len(held_out))

@@ -1,0 +1,41 @@
+"""Reads Parquet files, only the columns that are asked for."""
+
+from collections.abc import Collection
+from pathlib import Path
+
+from relax_core.data.problems import DataError
+from relax_core.data.rows import Row, Rows
+
+_BATCH_ROWS = 1024
+
+
+def read_parquet(file: Path, name: str, columns: Collection[str]) -> Rows:
+    """The rows of a file, batch by batch.
+
+    Args:
+        file: the file.
+        name: how places name the file.
+        columns: the columns wanted; those that the file lacks are left out.
+
+    Raises:
+        DataError: the file is no Parquet, or has none of the columns.
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        with pyarrow.parquet.ParquetFile(file) as parquet:
+            present = parquet.schema_arrow.names
+            wanted = [column for column in present if column in columns]
+            if not wanted:
+                raise DataError(
+                    f"{name}: none of the columns {', '.join(sorted(columns))} is there; it has "
+                    f"{', '.join(present)}. Set data.prompt_key or data.messages_key"
+                )
+            number = 0
+            for batch in parquet.iter_batches(batch_size=_BATCH_ROWS, columns=wanted):
+                for fields in batch.to_pylist():
+                    number += 1
+                    yield Row(f"{name}:{number}", fields)
+    except pyarrow.ArrowException as error:
+        raise DataError(f"{name} cannot be read as Parquet: {error}") from error

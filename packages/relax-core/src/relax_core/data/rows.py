@@ -1,0 +1,24 @@
+"""A row as it stands in its source, before it means anything."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from relax_core.data.problems import BadRow
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row.
+
+    Attributes:
+        place: file and line; for Parquet and the hub, the row counted from 1. Unique in a data set.
+        fields: the row's keys and values.
+    """
+
+    place: str
+    fields: Mapping[str, Any]
+
+
+Rows = Iterator[Row | BadRow]
+"""Rows in the source's order; one that cannot be read is a `BadRow` in its place."""
