@@ -5,7 +5,8 @@ A backend is a package (one folder) with a factory `() -> Backend`, named in the
 types, whether it serves one particular call (and if not, why), and for the function that does the work. That
 function is called with exactly the arguments of the public operator of the same name (`relax_kernels/ops/`),
 less `backend`, after the inputs were checked and the defaults resolved; it must be differentiable by autograd
-wherever the public docstring says the operator is. A backend passes `relax_kernels.testing.parity_cases()` in its own tests.
+wherever the public docstring says the operator is. A backend passes `relax_kernels.testing.parity_cases()` in
+its own tests.
 """
 
 from __future__ import annotations

@@ -1,0 +1,180 @@
+import math
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import relax_kernels as rk
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from relax_kernels.testing import NotServed, Target, assert_near, grads_of, tolerance
+from torch.overrides import TorchFunctionMode
+
+
+def run(target: Target, *args, **kwargs):
+    try:
+        return target.run("linear_logprob", *args, **kwargs)
+    except NotServed as reason:
+        pytest.skip(str(reason))
+
+
+def tokens(target: Target, T: int, V: int) -> torch.Tensor:
+    return torch.randint(0, V, (T,), generator=torch.Generator().manual_seed(7)).to(target.device)
+
+
+def test_uniform_logits_by_hand(target: Target) -> None:
+    hidden = torch.zeros(3, 64, device=target.device)
+    weight = target.normal(50, 64, seed=1)
+    target_T = torch.tensor([0, 49, -1], device=target.device)
+    logprob, entropy = run(target, hidden, weight, target_T, with_entropy=True)
+    expected = torch.tensor([-math.log(50.0), -math.log(50.0), 0.0])
+    assert_near(logprob.cpu(), expected, 1e-6)
+    assert entropy is not None
+    assert_near(entropy.cpu(), -expected, 1e-6)
+
+
+def test_equals_cross_entropy_of_torch(target: Target) -> None:
+    hidden, weight = target.normal(40, 64, seed=1), target.normal(300, 64, seed=2)
+    token_T = tokens(target, 40, 300)
+    logprob, entropy = run(target, hidden, weight, token_T)
+    expected = -torch.nn.functional.cross_entropy(hidden @ weight.T, token_T, reduction="none")
+    assert entropy is None
+    assert_near(logprob, expected, tolerance(torch.float32, target.device))
+
+
+def test_results_are_float32_for_bfloat16(target: Target) -> None:
+    hidden, weight = (target.normal(*s, seed=1, dtype=torch.bfloat16) for s in ((4, 64), (50, 64)))
+    logprob, entropy = run(target, hidden, weight, tokens(target, 4, 50), with_entropy=True)
+    assert logprob.dtype == torch.float32
+    assert entropy is not None
+    assert entropy.dtype == torch.float32
+
+
+def test_tokens_without_target_do_not_matter_at_all(target: Target) -> None:
+    hidden, weight = target.normal(20, 64, seed=1), target.normal(300, 64, seed=2)
+    token_T = tokens(target, 20, 300)
+    token_T[5:15] = -1
+    clean = run(target, hidden, weight, token_T, with_entropy=True)
+    spoilt = hidden.detach().clone()
+    spoilt[5:15] = torch.nan
+    spoilt.requires_grad_()
+    again = run(target, spoilt, weight, token_T, with_entropy=True)
+    for a, b in zip(clean, again, strict=True):
+        assert torch.equal(a, b)
+    dhidden, dweight = grads_of(again, (spoilt, weight))
+    assert torch.equal(dhidden[5:15], torch.zeros_like(dhidden[5:15]))
+    assert_near(dweight, grads_of(clean, (hidden, weight))[1], 1e-6)
+
+
+def test_the_chunk_changes_nothing(target: Target) -> None:
+    hidden, weight = target.normal(33, 64, seed=1), target.normal(300, 64, seed=2)
+    token_T = tokens(target, 33, 300)
+    whole = run(target, hidden, weight, token_T, with_entropy=True)
+    expected = grads_of(whole, (hidden, weight))
+    allowed = tolerance(torch.float32, target.device)
+    for chunk in (1, 7, 33, 1000):
+        parts = run(target, hidden, weight, token_T, with_entropy=True, chunk_tokens=chunk)
+        for mine, other in zip(parts, whole, strict=True):
+            assert_near(mine, other, allowed)
+        for mine, other in zip(grads_of(parts, (hidden, weight)), expected, strict=True):
+            assert_near(mine, other, allowed)
+
+
+class _Largest(TorchFunctionMode):
+    """Remembers the most elements that any tensor had."""
+
+    elements = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(tensor, torch.Tensor):
+                self.elements = max(self.elements, tensor.numel())
+        return result
+
+
+def test_logits_of_all_tokens_never_exist(target: Target) -> None:
+    T, V = 256, 512
+    hidden, weight = target.normal(T, 64, seed=1), target.normal(V, 64, seed=2)
+    token_T = tokens(target, T, V)
+    with _Largest() as seen:
+        result = run(target, hidden, weight, token_T, with_entropy=True, chunk_tokens=64)
+        torch.autograd.grad(result.logprob_T.sum() + result.entropy_T.sum(), (hidden, weight))
+    assert seen.elements == 64 * V
+
+
+def test_runs_give_equal_bits(target: Target) -> None:
+    hidden, weight = target.normal(33, 64, seed=1), target.normal(300, 64, seed=2)
+    first, second = (
+        run(target, hidden, weight, tokens(target, 33, 300), with_entropy=True) for _ in range(2)
+    )
+    for a, b in zip(first, second, strict=True):
+        assert torch.equal(a, b)
+    for a, b in zip(grads_of(first, (hidden, weight)), grads_of(second, (hidden, weight)), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("entropy", [True, False])
+def test_gradients_of_the_reference_are_those_of_finite_differences(entropy: bool) -> None:
+    on, f64 = Target("torch", "cpu"), torch.float64
+    token_T = torch.tensor([0, -1, 3, 6, 2, -1])
+
+    def function(hidden, weight):
+        result = rk.linear_logprob(
+            hidden, weight, token_T, temperature=0.7, with_entropy=entropy, chunk_tokens=2, backend="torch"
+        )
+        return tuple(result) if entropy else result.logprob_T
+
+    assert torch.autograd.gradcheck(
+        function, (on.normal(6, 4, seed=1, dtype=f64), on.normal(7, 4, seed=2, dtype=f64))
+    )
+
+
+def _vocabulary_parallel_rank(rank: int, folder: Path, reduce_here: bool) -> None:
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "store"), 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=60))
+    try:
+        on = Target("torch", "cpu")
+        hidden, weight = on.normal(9, 16, seed=1), on.normal(20, 16, seed=2)
+        token_T = tokens(on, 9, 20)
+        token_T[3] = -1
+        part = weight.detach()[10 * rank : 10 * rank + 10].clone().requires_grad_()
+        settings = {"temperature": 0.7, "with_entropy": True, "chunk_tokens": 4}
+        group = {"process_group": dist.group.WORLD, "reduce_hidden_grad": reduce_here}
+        result = rk.linear_logprob(hidden, part, token_T, **settings, **group)
+        dhidden, dpart = grads_of(result, (hidden, part))
+        if not reduce_here:
+            dist.all_reduce(dhidden)
+        whole = rk.linear_logprob(hidden, weight, token_T, **settings)
+        expected_dhidden, expected_dweight = grads_of(whole, (hidden, weight))
+        assert_near(result.logprob_T, whole.logprob_T, 1e-6)
+        assert_near(result.entropy_T, whole.entropy_T, 1e-6)
+        assert_near(dhidden, expected_dhidden, 1e-5)
+        assert_near(dpart, expected_dweight[10 * rank : 10 * rank + 10], 1e-5)
+        with pytest.raises(rk.InvalidInput, match=r"\[0, 20\)"):
+            rk.linear_logprob(hidden, part, token_T + 20, process_group=dist.group.WORLD)
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("reduce_here", [True, False])
+def test_vocabulary_over_two_ranks(tmp_path: Path, reduce_here: bool) -> None:
+    mp.start_processes(_vocabulary_parallel_rank, (tmp_path, reduce_here), nprocs=2, start_method="fork")
+
+
+def test_bad_inputs_are_refused_by_name() -> None:
+    hidden, weight, token_T = torch.zeros(3, 8), torch.zeros(5, 8), torch.tensor([0, -1, 4])
+    rk.linear_logprob(hidden, weight, token_T)
+    with pytest.raises(rk.InvalidInput, match=r"weight_VD has shape \(5, 7\)"):
+        rk.linear_logprob(hidden, torch.zeros(5, 7), token_T)
+    with pytest.raises(rk.InvalidInput, match="target_T must be one of int64, given int32"):
+        rk.linear_logprob(hidden, weight, token_T.int())
+    with pytest.raises(
+        rk.InvalidInput, match=r"target_T must lie in \[0, 5\) or be -1, given values from -1 to 5"
+    ):
+        rk.linear_logprob(hidden, weight, torch.tensor([0, -1, 5]))
+    with pytest.raises(rk.InvalidInput, match="temperature must be positive, given 0"):
+        rk.linear_logprob(hidden, weight, token_T, temperature=0)
+    with pytest.raises(rk.InvalidInput, match="weight_VD is torch"):
+        rk.linear_logprob(hidden, weight.bfloat16(), token_T)

@@ -1,0 +1,51 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from relax_kernels import CuSeqlens, InvalidInput
+
+lengths_strategy = st.lists(st.integers(0, 40), max_size=12)
+
+
+def test_by_hand() -> None:
+    cu = CuSeqlens.from_lengths((3, 0, 2))
+    assert cu.host == (0, 3, 3, 5)
+    assert cu.lengths == (3, 0, 2)
+    assert (len(cu), cu.total, cu.max_length) == (3, 5, 3)
+    assert cu.segment_ids("cpu").tolist() == [0, 0, 0, 2, 2]
+    assert cu.positions("cpu").tolist() == [0, 1, 2, 0, 1]
+    assert repr(cu) == "CuSeqlens(lengths=(3, 0, 2))"
+
+
+@given(lengths_strategy)
+def test_offsets_and_lengths_say_the_same(lengths: list[int]) -> None:
+    cu = CuSeqlens.from_lengths(lengths)
+    assert cu == CuSeqlens(cu.host)
+    assert hash(cu) == hash(CuSeqlens(cu.host))
+    assert cu.lengths == tuple(lengths)
+    assert cu.total == sum(lengths)
+    assert cu.on("cpu").tolist() == list(cu.host)
+    for token, (segment, place) in enumerate(zip(cu.segment_ids("cpu"), cu.positions("cpu"), strict=True)):
+        assert cu.host[segment] + place == token
+        assert place < cu.lengths[segment]
+
+
+def test_device_copies_are_made_once() -> None:
+    cu = CuSeqlens.from_lengths((3, 2))
+    assert cu.on("cpu") is cu.on(torch.device("cpu"))
+    assert cu.on("cpu").dtype == torch.int32
+    made = []
+    for _ in range(2):
+        cu.table(("mine", 4), lambda: made.append(1))
+    assert made == [1]
+
+
+def test_bad_lengths_are_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"must start with 0, given \(1, 3\)"):
+        CuSeqlens((1, 3))
+    with pytest.raises(InvalidInput, match=r"must start with 0, given \(\)"):
+        CuSeqlens(())
+    with pytest.raises(InvalidInput, match=r"must not decrease, given \(0, 5, 3\)"):
+        CuSeqlens((0, 5, 3))
+    with pytest.raises(InvalidInput, match=r"must not be negative, given \(4, -1\)"):
+        CuSeqlens.from_lengths((4, -1))

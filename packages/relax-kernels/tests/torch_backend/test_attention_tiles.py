@@ -1,0 +1,46 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from relax_kernels import CuSeqlens
+from relax_kernels.testing import Target, parity_cases
+from relax_kernels.torch_backend import attention_tiles
+from relax_kernels.torch_backend.attention_tiles import tiles_of
+
+CPU = torch.device("cpu")
+pairs = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=8)
+
+
+@given(pairs, st.booleans())
+def test_every_query_and_its_keys_are_seen_once(lengths: list[tuple[int, int]], causal: bool) -> None:
+    queries, keys = (
+        CuSeqlens.from_lengths(column) for column in ([n for n, _ in lengths], [m for _, m in lengths])
+    )
+    seen: dict[int, set[int]] = {}
+    for tile in tiles_of(queries, keys, 2, causal, CPU):
+        mask = tile.mask_B11IJ()
+        width = tile.key_BJ.shape[1]
+        for place, row in zip(tile.query_place.tolist(), tile.query_row.tolist(), strict=True):
+            b, i = divmod(place, tile.query_BI.shape[1])
+            visible = torch.ones(width, dtype=torch.bool) if mask is None else ~mask[b, 0, 0, i]
+            assert row not in seen
+            seen[row] = set(tile.key_BJ[b][visible].tolist())
+    for segment, (n, m) in enumerate(lengths):
+        for i in range(n if m else 0):
+            first = keys.host[segment]
+            last = min(m, i + m - n + 1) if causal else m
+            assert seen.pop(queries.host[segment] + i) == set(range(first, first + max(last, 0)))
+    assert not seen
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in parity_cases() if c.op == "attention"], ids=lambda case: case.name
+)
+def test_small_tiles_give_the_same_results(case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_tiles, "TILE_SCORES", 3000)
+    case.check(Target("torch", "cpu"))
+
+
+def test_one_tile_holds_many_short_sequences() -> None:
+    cu = CuSeqlens.from_lengths([12 + i % 9 for i in range(64)])
+    assert len(tiles_of(cu, cu, 4, True, CPU)) == 2  # up to 16 tokens, and up to 32
