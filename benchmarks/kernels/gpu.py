@@ -1,0 +1,132 @@
+"""Speed of the triton backend on one CUDA device: one JSON line a case.
+
+    python benchmarks/kernels/gpu.py [--only SUBSTRING] [--profile]
+
+Each call is first compared, values and gradients, with the torch backend in float32 on the same inputs; a
+case whose parity fails prints no time and makes the exit status 1. Times are medians over CUDA events.
+`floor` is the larger of bytes over the copy bandwidth and operations over the matrix rate, both measured in
+this run; `of_floor` is floor / time, so 1 is as fast as the card.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+
+import torch
+from gpu_cases import Case, cases
+from triton.testing import do_bench
+
+
+def milliseconds(call: Callable[[], object], repeat: int = 150) -> float:
+    return float(do_bench(call, warmup=30, rep=repeat, return_mode="median"))
+
+
+def ceilings() -> tuple[float, float]:
+    """Return bytes per ms of a copy (read and written) and operations per ms of a bfloat16 product."""
+    source = torch.randn(1 << 30, device="cuda", dtype=torch.bfloat16)
+    target = torch.empty_like(source)
+    copy = 4 * source.numel() / milliseconds(lambda: target.copy_(source))
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    return copy, 2 * 8192**3 / milliseconds(lambda: a @ b)
+
+
+def leaves(inputs: tuple[torch.Tensor, ...], dtype: torch.dtype | None) -> tuple[torch.Tensor, ...]:
+    """Return the inputs as leaves that want gradients where they are floats."""
+    return tuple(
+        x.detach().to(dtype or x.dtype).requires_grad_() if x.is_floating_point() else x for x in inputs
+    )
+
+
+def wanted(inputs: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+    return [x for x in inputs if x.requires_grad]
+
+
+def errors(case: Case, inputs: tuple[torch.Tensor, ...]) -> list[float]:
+    """Return the largest difference of each result and gradient from the reference, on the reference's scale."""
+    results = []
+    for backend, dtype in (("triton", None), ("torch", torch.float32)):
+        given = leaves(inputs, dtype)
+        outputs = case.run(backend, given)
+        generator = torch.Generator("cuda").manual_seed(9)
+        weights = [torch.randn(x.shape, generator=generator, device="cuda").to(x.dtype) for x in outputs]
+        grads = torch.autograd.grad(outputs, wanted(given), weights)
+        results.append([x.detach() for x in (*outputs, *grads)])
+    found = []
+    for actual, expected in zip(*results, strict=True):
+        scale = max(expected.abs().max().item(), 1e-3)
+        difference = (actual.float() - expected).abs().max().item() / scale
+        found.append(difference if difference == difference else float("inf"))
+    return found
+
+
+def measure(case: Case, copy: float, matrix: float, profile: bool) -> bool:
+    inputs = case.inputs()
+    found = errors(case, inputs)
+    line: dict[str, object] = {"case": case.name, "errors": [float(f"{x:.2g}") for x in found]}
+    torch.cuda.empty_cache()
+    if max(found) > case.allowed:
+        print(json.dumps({**line, "parity": f"failed: more than {case.allowed}"}), flush=True)
+        return False
+    given = leaves(inputs, None)
+    with torch.no_grad():
+        weights = [torch.randn_like(x) for x in case.run("triton", given)]
+
+    def forward() -> None:
+        with torch.no_grad():
+            case.run("triton", given)
+
+    def both() -> None:
+        torch.autograd.grad(case.run("triton", given), wanted(given), weights)
+
+    both()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    both()
+    line["extra_gib"] = round((torch.cuda.max_memory_allocated() - before) / 2**30, 3)
+    for name, call, size, flops in (
+        ("forward", forward, case.forward_bytes, case.forward_flops),
+        ("both", both, case.both_bytes, case.both_flops),
+    ):
+        time, floor = milliseconds(call), max(size / copy, flops / matrix)
+        line |= {f"{name}_ms": round(time, 4), f"{name}_floor_ms": round(floor, 4)}
+        line[f"{name}_of_floor"] = round(floor / time, 3)
+    print(json.dumps(line), flush=True)
+    if profile:
+        print_profile(both)
+    return True
+
+
+def print_profile(call: Callable[[], object]) -> None:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as recorded:
+        for _ in range(5):
+            call()
+        torch.cuda.synchronize()
+    events = sorted(recorded.key_averages(), key=lambda event: -event.self_device_time_total)
+    for event in events[:8]:
+        if event.self_device_time_total:
+            print(f"    {event.self_device_time_total / 5000:8.4f} ms  {event.key[:90]}", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="run the cases whose name contains this")
+    parser.add_argument("--profile", action="store_true", help="list each case's kernels")
+    options = parser.parse_args()
+    copy, matrix = ceilings()
+    card = torch.cuda.get_device_name()
+    measured = {
+        "card": card,
+        "torch": torch.__version__,
+        "copy_gb_s": round(copy / 1e6),
+        "tflops": round(matrix / 1e9),
+    }
+    print(json.dumps(measured), flush=True)
+    good = [measure(case, copy, matrix, options.profile) for case in cases() if options.only in case.name]
+    return 0 if all(good) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,203 @@
+"""Log-probabilities straight from hidden states on CUDA, in slices of the vocabulary.
+
+T tokens, D hidden, V vocabulary entries of this rank, C of one slice. The products are the BLAS library's;
+between them run kernels over the float32 logits of one slice. Slices of the vocabulary, not of the tokens:
+the weight's gradient is then complete after one product, in full precision, and what adds up over slices is
+hidden's, which is small. The forward pass keeps one number a token (two with the entropy); the backward pass
+computes the logits again: four products of T * D * V in all.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import triton
+from torch.autograd.function import once_differentiable
+from torch.distributed import ProcessGroup
+
+from relax_kernels.triton_backend.jit import apply
+from relax_kernels.triton_backend.launch import dense_rows, on_device_of
+from relax_kernels.triton_backend.logprob_kernels import gather_kernel, spread_kernel
+
+# Logits of one slice at once: 6 bytes each in the backward pass, 0.75 GiB in all.
+LOGITS_AT_ONCE = 1 << 27
+MIN_SLICE = 1024
+STEP = 4096
+
+
+def _slices(tokens: int, vocabulary: int, chunk_tokens: int | None) -> list[tuple[int, int]]:
+    """Return (first, entries) of slices of almost equal width, multiples of 256 where there are several.
+
+    `chunk_tokens` asks for no more logits at once than that many tokens have.
+    """
+    at_once = LOGITS_AT_ONCE if chunk_tokens is None else chunk_tokens * vocabulary
+    widest = max(MIN_SLICE, at_once // max(tokens, 1))
+    count = -(-vocabulary // widest)
+    width = -(-vocabulary // (count * 256)) * 256
+    return [(first, min(width, vocabulary - first)) for first in range(0, vocabulary, width)]
+
+
+def _float32_product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, accumulate: bool = False) -> None:
+    """Write a @ b into a float32 `out`, or add it, without rounding to the inputs' dtype in between."""
+    if not a.is_cuda:
+        product = a.float() @ b.float()
+        out.copy_(product + out if accumulate else product)
+    elif accumulate:
+        torch.addmm(out, a, b, out_dtype=torch.float32, out=out)
+    else:
+        torch.mm(a, b, out_dtype=torch.float32, out=out)
+
+
+class _LinearLogprob(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_TD: torch.Tensor,
+        weight_VD: torch.Tensor,
+        target_T: torch.Tensor,
+        temperature: float,
+        with_entropy: bool,
+        chunk_tokens: int | None,
+        group: ProcessGroup | None,
+        reduce_hidden_grad: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        hidden_TD, weight_VD = hidden_TD.contiguous(), dense_rows(weight_VD)
+        (T, _), V = hidden_TD.shape, weight_VD.shape[0]
+        slices = _slices(T, V, chunk_tokens)
+        offset = 0 if group is None else group.rank() * V
+
+        def floats(fill: float) -> torch.Tensor:
+            return torch.full((T,), fill, dtype=torch.float32, device=hidden_TD.device)
+
+        top_T, total_T, chosen_T, weighted_T = floats(float("-inf")), floats(0), floats(0), floats(0)
+        buffer = torch.empty(T * slices[0][1], dtype=torch.float32, device=hidden_TD.device)
+        with on_device_of(hidden_TD):
+            for first, entries in slices:
+                logits_TC = buffer[: T * entries].view(T, entries)
+                _float32_product(hidden_TD, weight_VD[first : first + entries].T, logits_TC)
+                gather_kernel[(T,)](
+                    logits_TC,
+                    target_T,
+                    top_T,
+                    total_T,
+                    weighted_T,
+                    chosen_T,
+                    entries,
+                    offset + first,
+                    entries,
+                    1.0 / temperature,
+                    W=STEP,
+                    ENTROPY=with_entropy,
+                    num_warps=8,
+                )
+        if group is not None:
+            top_T, total_T, chosen_T, weighted_T = _over_ranks(group, top_T, total_T, chosen_T, weighted_T)
+        lse_T = top_T + total_T.log()
+        entropy_T = total_T.log() - weighted_T / total_T if with_entropy else None
+        ctx.save_for_backward(hidden_TD, weight_VD, target_T, lse_T, entropy_T)
+        ctx.options = (temperature, slices, offset, group if reduce_hidden_grad else None)
+        ctx.set_materialize_grads(False)
+        return chosen_T - lse_T, entropy_T
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, dlogprob_T: torch.Tensor | None, dentropy_T: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, ...]:
+        hidden_TD, weight_VD, target_T, lse_T, entropy_T = ctx.saved_tensors
+        temperature, slices, offset, group = ctx.options
+        needs_hidden, needs_weight = ctx.needs_input_grad[:2]
+        T, widest = hidden_TD.shape[0], slices[0][1]
+        dlogprob_T = torch.zeros_like(lse_T) if dlogprob_T is None else dlogprob_T.contiguous()
+        dhidden_TD = torch.empty(hidden_TD.shape, dtype=torch.float32, device=hidden_TD.device)
+        dweight_VD = torch.empty_like(weight_VD) if needs_weight else None
+        buffer = torch.empty(T * widest, dtype=torch.float32, device=hidden_TD.device)
+        dbuffer = torch.empty(T * widest, dtype=hidden_TD.dtype, device=hidden_TD.device)
+        with on_device_of(hidden_TD):
+            for first, entries in slices:
+                slice_CD = weight_VD[first : first + entries]
+                logits_TC = buffer[: T * entries].view(T, entries)
+                dlogits_TC = dbuffer[: T * entries].view(T, entries)
+                _float32_product(hidden_TD, slice_CD.T, logits_TC)
+                spread_kernel[(T, triton.cdiv(entries, STEP))](
+                    logits_TC,
+                    target_T,
+                    lse_T,
+                    lse_T if dentropy_T is None else entropy_T,
+                    dlogprob_T,
+                    dlogprob_T if dentropy_T is None else dentropy_T.contiguous(),
+                    dlogits_TC,
+                    entries,
+                    offset + first,
+                    entries,
+                    entries,
+                    1.0 / temperature,
+                    W=STEP,
+                    ENTROPY=dentropy_T is not None,
+                    num_warps=8,
+                )
+                if needs_hidden:
+                    _float32_product(dlogits_TC, slice_CD, dhidden_TD, accumulate=first > 0)
+                if dweight_VD is not None:
+                    torch.mm(dlogits_TC.T, hidden_TD, out=dweight_VD[first : first + entries])
+        if not needs_hidden:
+            return None, dweight_VD, None, None, None, None, None, None
+        if group is not None:
+            dist.all_reduce(dhidden_TD, group=group)
+        return dhidden_TD.to(hidden_TD.dtype), dweight_VD, None, None, None, None, None, None
+
+
+def _over_ranks(
+    group: ProcessGroup,
+    top_T: torch.Tensor,
+    total_T: torch.Tensor,
+    chosen_T: torch.Tensor,
+    weighted_T: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Combine each rank's part of the softmax; a rank that does not hold the target has 0 for its logit."""
+    highest_T = top_T.clone()
+    dist.all_reduce(highest_T, op=dist.ReduceOp.MAX, group=group)
+    gap_T = top_T - highest_T
+    factor_T = gap_T.exp()
+    sums_3T = torch.stack((total_T * factor_T, chosen_T, (weighted_T + gap_T * total_T) * factor_T))
+    dist.all_reduce(sums_3T, group=group)
+    return highest_T, sums_3T[0], sums_3T[1], sums_3T[2]
+
+
+def linear_logprob(
+    hidden_TD: torch.Tensor,
+    weight_VD: torch.Tensor,
+    target_T: torch.Tensor,
+    *,
+    temperature: float,
+    with_entropy: bool,
+    chunk_tokens: int | None,
+    process_group: ProcessGroup | None,
+    reduce_hidden_grad: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """See `relax_kernels.linear_logprob`."""
+    tokens = target_T.numel()
+    place_S = torch.nonzero(target_T >= 0).squeeze(1)
+    skips = place_S.numel() < tokens
+    if skips:
+        hidden_TD, target_T = hidden_TD.index_select(0, place_S), target_T.index_select(0, place_S)
+    if not place_S.numel():
+        # Nothing to compute, but both inputs keep their place in the graph.
+        nothing = (hidden_TD.sum() + weight_VD[:0].sum()).float()
+        return nothing.expand(tokens), nothing.expand(tokens) if with_entropy else None
+    results = apply(
+        _LinearLogprob,
+        hidden_TD,
+        weight_VD,
+        target_T,
+        temperature,
+        with_entropy,
+        chunk_tokens,
+        process_group,
+        reduce_hidden_grad,
+    )
+    if skips:
+        results = tuple(None if x is None else x.new_zeros(tokens).index_copy(0, place_S, x) for x in results)
+    return results[0], results[1]
