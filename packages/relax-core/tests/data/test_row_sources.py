@@ -61,7 +61,7 @@ def test_other_kinds_of_files_are_refused(tmp_path):
 def test_a_hub_name_without_the_library_says_what_to_install(monkeypatch, tmp_path, name):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(DataError, match=rf"'{name}' is no file .* install relax-core\[hub\]"):
+    with pytest.raises(DataError, match=rf"'{name}' is no file .* pip install datasets"):
         list(read_rows(name, {"prompt"}, **HUB))
 
 

@@ -40,6 +40,6 @@ def _load_dataset(name: str) -> Any:
             raise
         raise DataError(
             f"{name!r} is no file or folder here, so it names a Hugging Face data set; reading one needs the "
-            "datasets library: install relax-core[hub], or set data.path to a .jsonl or .parquet file"
+            "datasets library: pip install datasets, or set data.path to a .jsonl or .parquet file"
         ) from error
     return load_dataset
