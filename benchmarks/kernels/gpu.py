@@ -45,7 +45,7 @@ def wanted(inputs: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
 
 
 def errors(case: Case, inputs: tuple[torch.Tensor, ...]) -> list[float]:
-    """Return the largest difference of each result and gradient from the reference, on the reference's scale."""
+    """Return each result's and gradient's largest difference from the reference, on the latter's scale."""
     results = []
     for backend, dtype in (("triton", None), ("torch", torch.float32)):
         given = leaves(inputs, dtype)

@@ -1,0 +1,96 @@
+"""Run the triton kernels in Triton's interpreter on the CPU against the torch backend; exits 0 if they agree.
+
+A program of its own: the interpreter is chosen when kernels are defined. Float32, which the backend does not
+serve everywhere on a device, because the interpreter multiplies neither bfloat16 nor in tf32.
+"""
+
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from relax_kernels import CuSeqlens
+from relax_kernels.testing import Target, assert_near, grads_of
+from relax_kernels.torch_backend import backend as torch_backend
+from relax_kernels.triton_backend import conv, logprob, norms
+from relax_kernels.triton_backend.backend import TritonBackend
+from triton.runtime import interpreter
+
+TARGET = Target("torch", "cpu")
+LENGTHS = CuSeqlens.from_lengths((65, 0, 3, 30))
+
+
+def accept_arrays_of_one() -> None:
+    """Let the interpreter take one-element arrays as loop bounds, which NumPy 2.4 refuses to turn into
+    numbers.
+    """
+    patch = interpreter._patch_lang_tensor
+
+    def patched(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patched
+
+
+def calls() -> dict[str, tuple[tuple[torch.Tensor | None, ...], dict[str, Any]]]:
+    normal = partial(TARGET.normal)
+    T = LENGTHS.total
+    g = TARGET.uniform(T, 4, low=-1.0, high=0.0, seed=4)
+    beta = TARGET.uniform(T, 4, low=0.0, high=1.0, seed=5)
+    heads = [normal(T, n, d, seed=n + d) for n, d in ((2, 32), (2, 32), (4, 16))]
+    rule = {"cu_seqlens": LENGTHS, "output_final_state": True, "qk_l2norm": True, "scale": 0.2}
+    convolve = {"cu_seqlens": LENGTHS, "activation": "silu", "output_final_state": True}
+    head = {"temperature": 0.7, "with_entropy": True, "chunk_tokens": None, "process_group": None}
+    target_T = torch.arange(13) * 70 - 1
+    turn = normal(T, 8, seed=1).detach()
+    return {
+        "gated_delta_rule": (
+            (*heads, g, beta),
+            {**rule, "initial_state_NUKV": normal(4, 4, 32, 16, seed=6)},
+        ),
+        "causal_conv1d": (
+            (normal(T, 20, seed=1), normal(20, 4, seed=2), normal(20, seed=3)),
+            {**convolve, "initial_state_NCW": normal(4, 20, 3, seed=4)},
+        ),
+        "rms_norm": ((normal(5, 7, 40, seed=1), normal(40, seed=2)), {"eps": 1e-6, "zero_centred": True}),
+        "gated_rms_norm": ((normal(9, 40, seed=1), normal(9, 40, seed=2), normal(40, seed=3)), {"eps": 1e-6}),
+        "swiglu": ((normal(5, 3000, seed=1),), {}),
+        "output_gate": ((normal(5, 3, 40, seed=1), normal(5, 3, 40, seed=2)), {}),
+        "rotary": ((normal(T, 2, 12, seed=2), turn, turn.flip(0)), {}),
+        "linear_logprob": (
+            (normal(13, 16, seed=1), normal(1000, 16, seed=2), target_T),
+            {**head, "reduce_hidden_grad": True},
+        ),
+    }
+
+
+def results(function: Callable[..., Any], tensors: Any, options: dict[str, Any]) -> list[torch.Tensor | None]:
+    result = function(*tensors, **options)
+    outputs = result if isinstance(result, tuple) else (result,)
+    extra = [x for x in options.values() if isinstance(x, torch.Tensor)]
+    wanted = [x for x in (*tensors, *extra) if x is not None and x.requires_grad]
+    return [*outputs, *grads_of(outputs, wanted)]
+
+
+def main() -> None:
+    accept_arrays_of_one()
+    # Small pieces, so that the small inputs here have several.
+    conv.TOKENS, conv.CHANNELS, logprob.STEP, logprob.MIN_SLICE = 16, 16, 64, 256
+    logprob.LOGITS_AT_ONCE = 13 * 256
+    norms.TILE = 128
+    for op, (tensors, options) in calls().items():
+        expected = results(torch_backend.IMPLEMENTATIONS[op], tensors, options)
+        actual = results(TritonBackend().implementation(op), tensors, options)
+        for index, (a, e) in enumerate(zip(actual, expected, strict=True)):
+            if e is not None:
+                assert_near(a, e, 1e-5, f"{op} result {index}")
+        print(op, "agrees")
+
+
+if __name__ == "__main__":
+    main()
