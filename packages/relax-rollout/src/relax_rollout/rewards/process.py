@@ -20,7 +20,7 @@ START_LIMIT_S = 120.0
 """Time in which a worker must have imported its function."""
 
 GRACE_S = 1.0
-"""Time beyond its limit in which a coroutine may still say that it ran late; then its process is ended."""
+"""Time beyond its limit in which a call may still say that it ran late; then its process is ended."""
 
 Answer = Callable[[dict[str, Any]], None]
 
@@ -43,6 +43,7 @@ class WorkerProcess:
         self._calls: dict[int, tuple[Answer, float]] = {}
         self._next = 0
         self._ready = False
+        self._closed = False
         self._deadline = time.monotonic() + START_LIMIT_S
         requests_out, requests_in = os.pipe()
         replies_out, replies_in = os.pipe()
@@ -94,6 +95,10 @@ class WorkerProcess:
 
     def close(self) -> None:
         """End the process and what it started; calls in progress fail."""
+        self._closed = True
+        self._kill()
+
+    def _kill(self) -> None:
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
 
@@ -109,17 +114,17 @@ class WorkerProcess:
         if call is not None:
             call[0](message)
 
-    @property
-    def _limit_s(self) -> float:
-        return self._setup.timeout_s + (GRACE_S if self._setup.concurrent else 0)
-
     def _time_left(self) -> float:
         """Seconds until the process must be ended, or, while nothing is due, until to ask again."""
         if not self._ready:
             return self._deadline - time.monotonic()
         with self._lock:
             starts = [started for _, started in self._calls.values()]
-        return min(starts) + self._limit_s - time.monotonic() if starts else min(1.0, self._setup.timeout_s)
+        return (
+            min(starts) + self._setup.timeout_s + GRACE_S - time.monotonic()
+            if starts
+            else min(1.0, self._setup.timeout_s)
+        )
 
     def _read(self) -> None:
         buffer = b""
@@ -164,13 +169,14 @@ class WorkerProcess:
         with self._lock:
             self.alive = False
             calls, self._calls = self._calls, {}
-        self.close()
+        self._kill()
         self._process.wait()
         with contextlib.suppress(OSError):  # what was not yet written has no reader
             self._requests.close()
         os.close(self._replies)
         now = time.monotonic()
+        reason = "the reward runner was closed" if self._closed else reason
         for answer, started in calls.values():
-            late = self._ready and now - started >= self._limit_s
+            late = self._ready and now - started >= self._setup.timeout_s
             answer({"late": True} if late else {"failed": reason})
         self._on_free(self)

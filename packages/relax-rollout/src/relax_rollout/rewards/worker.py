@@ -11,6 +11,7 @@ import os
 import pickle
 import queue
 import resource
+import signal
 import sys
 import threading
 import time
@@ -36,6 +37,18 @@ def error_reply(error: BaseException, started: float) -> dict[str, Any]:
     """The JSON form of a failure."""
     text = f"{type(error).__name__}: {error}"[:2000]
     return {"failed": text, "elapsed_s": time.perf_counter() - started}
+
+
+class _LateError(BaseException):
+    """The call ran over its limit; no ``except Exception`` on the way swallows it.
+
+    It saves starting another process where Python code can be interrupted. The parent ends a process that
+    goes on regardless.
+    """
+
+
+def _raise_late(*_: object) -> None:
+    raise _LateError
 
 
 class Server:
@@ -81,18 +94,24 @@ class Server:
         if setup.concurrent:
             asyncio.run(self._serve_concurrently(function, setup.timeout_s))
         else:
-            self._serve_in_turn(function)
+            self._serve_in_turn(function, setup.timeout_s)
 
-    def _serve_in_turn(self, function: Callable[..., Any]) -> None:
+    def _serve_in_turn(self, function: Callable[..., Any], timeout_s: float) -> None:
         inbox: queue.SimpleQueue[tuple[int, RewardInput]] = queue.SimpleQueue()
         self.read_into(inbox.put)
+        signal.signal(signal.SIGALRM, _raise_late)
         while True:
             number, item = inbox.get()
             started = time.perf_counter()
             try:
+                signal.setitimer(signal.ITIMER_REAL, timeout_s)
                 message = reply_of(as_result(function(item)), started)
+            except _LateError:
+                message = {"late": True}
             except (Exception, SystemExit) as error:  # told to the parent, which reports it
                 message = error_reply(error, started)
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
             self.send({"number": number, **message})
 
     async def _serve_concurrently(self, function: Callable[..., Any], timeout_s: float) -> None:

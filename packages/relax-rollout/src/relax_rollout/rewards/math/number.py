@@ -16,9 +16,10 @@ _TIMES_POWER = re.compile(
     r"(.+?)\s*(?:\\times|\\cdot|\u00d7|\*)\s*10\s*\^\s*(?:\{\s*([+-]?\d{1,3})\s*\}|(\d))"
 )
 _ARITHMETIC = re.compile(r"(?:[\d\s.,()+\-*/\u00d7\u00f7]|\\times|\\cdot|\\div|\\left|\\right)+")
-_OPERATOR = re.compile(r"[+\-*/\u00d7\u00f7,]|\\times|\\cdot|\\div|\)\s*\(")
+_OPERATOR = re.compile(r"\d\s+[\d.]|[+\-*/\u00d7\u00f7,]|\\times|\\cdot|\\div|\)\s*\(")
 
 MAX_NESTING = 60
+_HUGE = re.compile(r"\^[\s{(]*\d+[\s})]*\^|\^[\s{(]*\d{5,}|\d{4,}[\s})]*!|![\s})]*!|\*\*")
 _ALLOWED = re.compile(r"[\w\s\\{}()\[\]+\-*/^=<>.,|!:%$&'°\u2032≤≥≠±\u00d7\u00f7·√∞\u222a∩∈\u2212~]*")
 
 MAX_CHARS = 200
@@ -88,10 +89,14 @@ def is_unevaluated(text: str) -> bool:
 
 
 def is_parsable(text: str) -> bool:
-    """Whether the text may go to the parser: nesting is bounded, characters are those of LaTeX answers."""
+    """Whether the text may go to the parser: nesting is bounded, characters are those of LaTeX answers.
+
+    Numbers that are written in a few characters and take ages to compute (towers of powers, large factorials)
+    are turned away too. This saves time; safety rests on the worker's limits.
+    """
     depth = 0
     for char in text:
         depth += {"{": 1, "(": 1, "[": 1, "}": -1, ")": -1, "]": -1}.get(char, 0)
         if depth > MAX_NESTING:
             return False
-    return "__" not in text and _ALLOWED.fullmatch(text) is not None
+    return "__" not in text and _ALLOWED.fullmatch(text) is not None and _HUGE.search(text) is None
