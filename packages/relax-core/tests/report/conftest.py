@@ -14,7 +14,7 @@ def write_lines(path: Path, records) -> None:
 
 @pytest.fixture
 def make_run(tmp_path):
-    """Writes a run of 20 steps: reward n / 20, entropy 2 - n / 20; each step one right and one wrong sample."""
+    """Writes a run: reward n / 20, entropy 2 - n / 20; each step has one right and one wrong sample."""
 
     def make(name: str, *, shift: float = 0.0, steps: int = 20, **config) -> Path:
         folder = tmp_path / name
@@ -28,11 +28,11 @@ def make_run(tmp_path):
                     "step": step,
                     "reward": step / 20 + shift,
                     "entropy": "NaN" if step == 10 else 2 - step / 20,
-                    "logprob_gap": 1e-6,
+                    "logprob_gap_mean": 1e-6,
                     "logprob_gap_max": 1e-5,
                     "response_length_mean": 5.0,
-                    "mtp_1_loss": 2.0,
-                    "mtp_1_acceptance": 0.5,
+                    "mtp_loss": 2.0,
+                    "mtp_acceptance": 0.5,
                     "grad_norm": 1.0,
                     "lr": 1e-4,
                     "loss": 0.1,

@@ -56,8 +56,8 @@ def test_every_metric_is_described(make_run):
     run.metrics[1]["my_own"] = 3.0
     known = {metric["name"]: metric for metric in json.loads(Page(render([run])).data)["metrics"]}
     assert known["my_own"]["group"] == "other"
-    assert known["mtp_1_loss"]["group"] == "MTP loss"
-    assert known["logprob_gap"]["doc"]
+    assert known["mtp_loss"]["group"] == "MTP loss"
+    assert known["logprob_gap_mean"]["doc"]
 
 
 def test_a_long_run_keeps_samples_of_all_its_length():

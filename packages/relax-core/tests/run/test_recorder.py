@@ -150,7 +150,7 @@ def test_the_live_view_shows_the_same_and_a_curve(tmp_path):
         for step in (1, 2, 3):
             run.one_step(recorder, step, accuracy=0.5, entropy=1.25, eval_accuracy=0.5)
     last = run.terminal.getvalue().rsplit("╭", 1)[1]
-    for words in ("step 3/4", "ETA 3 s", "reward", "▁▄█", "0.25 → 0.5", "entropy", "100", "rollout 2.00 s"):
+    for words in ("step 3/4", "ETA 3 s", "reward", "▁▅█", "0.25 → 0.5", "entropy", "100", "rollout 2.00 s"):
         assert words in last
     run.directory.close()
 

@@ -105,7 +105,7 @@ def test_a_folder_with_other_things_is_refused(tmp_path, config):
 
 
 def test_a_folder_without_a_run_cannot_be_resumed(tmp_path):
-    with pytest.raises(RunDirectoryError, match="holds no run: it has no config.yaml"):
+    with pytest.raises(RunDirectoryError, match=r"holds no run: it has no config\.yaml"):
         RunDirectory.resume(tmp_path)
 
 

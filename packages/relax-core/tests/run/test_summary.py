@@ -32,6 +32,7 @@ def test_the_fields_are_those_of_a_run_worked_by_hand():
     found = summary(records)
     assert found.pop("versions") == installed_versions()
     assert found == {
+        "eval_metric": "accuracy",
         "eval_before": 0.25,
         "eval_after": 0.75,
         "reward_first": pytest.approx((0.05 + 0.10) / 2),
@@ -70,7 +71,13 @@ def test_an_evaluation_in_the_middle_is_not_the_one_after():
 
 
 def test_without_right_and_wrong_the_held_out_reward_counts():
-    assert summary([record(0, eval_reward=0.5), record(1)])["eval_before"] == 0.5
+    found = summary([record(0, eval_reward=0.5, eval_loss=2.0), record(1)])
+    assert (found["eval_metric"], found["eval_before"], found["eval_after"]) == ("reward", 0.5, None)
+
+
+def test_supervised_runs_are_judged_by_their_held_out_loss():
+    found = summary([record(0, eval_loss=2.0), record(1, eval_loss=1.0)])
+    assert (found["eval_metric"], found["eval_before"], found["eval_after"]) == ("loss", 2.0, 1.0)
 
 
 def test_a_gap_that_is_no_number_is_not_hidden():

@@ -112,8 +112,20 @@ def _run(config: RelaxConfig, directory: RunDirectory, console: Console, *, resu
         except BaseException:
             logger.exception("the run failed")
             raise
+        _draw_report(directory)
     if outcome == "interrupted":
         console.print(f"Interrupted. Go on with: relax-train --resume {directory.path}", soft_wrap=True)
         return 130
     console.print(f"Finished: {directory.path}", soft_wrap=True)
     return 0
+
+
+def _draw_report(directory: RunDirectory) -> None:
+    """The page is a convenience: a run that ended well does not fail for want of it."""
+    from relax_core.cli.report import draw
+    from relax_core.report import ReportError
+
+    try:
+        draw([directory.path])
+    except (ReportError, RunDirectoryError) as error:
+        logger.warning("no report.html: %s", error)

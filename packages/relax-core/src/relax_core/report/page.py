@@ -21,7 +21,7 @@ def render(runs: Sequence[RunData]) -> str:
     """Draws the page.
 
     Everything the runs hold is data to the page: it is embedded as JSON in which no `<` occurs, and shown as
-    text only. A content security policy admits the page's own script and style by their hash, and nothing else.
+    text only. A content security policy admits the page's own script and style by their hash, nothing else.
 
     Args:
         runs: at least one; their labels differ.

@@ -26,7 +26,7 @@ _CELLS = (
     ("kl", "KL"),
     ("policy_kl", "KL of update"),
     ("response_length_mean", "length"),
-    ("mtp_1_acceptance", "MTP accept."),
+    ("mtp_acceptance", "MTP accept."),
 )
 
 

@@ -38,14 +38,23 @@ METRICS: tuple[Metric, ...] = (
     Metric("eval_accuracy", "held out", "accuracy", "Share of held-out completions that are correct."),
     Metric("loss", "loss", "loss", "The whole loss, averaged over the optimizer steps of the step."),
     Metric("policy", "policy", "loss", "The clipped policy loss."),
+    Metric("eval_loss", "held out", "loss", "Negative log-likelihood of held-out tokens.", "nats"),
+    Metric("eval_perplexity", "held out", "perplexity", "Perplexity of held-out tokens."),
     Metric("sft", "supervised", "loss", "Negative log-likelihood of the tokens to learn.", "nats"),
     Metric("entropy", "entropy", "entropy", "Mean entropy of the policy over completion tokens.", "nats"),
     Metric("kl", "from reference", "KL", "Mean KL divergence from the reference policy.", "nats"),
     Metric("policy_kl", "of the update", "KL", "Mean KL divergence from the policy before the step.", "nats"),
     Metric("grad_norm", "gradient norm", "gradient norm", "Global gradient norm before clipping."),
     Metric("lr", "learning rate", "learning rate", "Learning rate of the last optimizer step."),
+    Metric("mtp_loss", "all depths", "MTP loss", "Mean loss of the draft layers.", "nats"),
     Metric(
-        "logprob_gap",
+        "mtp_acceptance",
+        "all depths",
+        "MTP acceptance",
+        "Share of tokens that the draft layers predict, given the true ones before.",
+    ),
+    Metric(
+        "logprob_gap_mean",
         "mean",
         "log-prob gap",
         "Mean absolute difference between trainer and rollout log-probs of the sampled tokens.",
@@ -71,17 +80,17 @@ METRICS: tuple[Metric, ...] = (
     Metric("rollout_tokens", "sampled", "tokens", "Tokens sampled for training.", "tokens"),
 )
 _BY_NAME = {metric.name: metric for metric in METRICS}
-_MTP = re.compile(r"mtp_(\d+)_(loss|acceptance)")
+_MTP = re.compile(r"mtp_(loss|acceptance)_(\d+)")
 
 
 def describe(name: str) -> Metric:
-    """What is known of a metric: draft depths (`mtp_<k>_loss`, `mtp_<k>_acceptance`) and strangers too."""
+    """What is known of a metric: draft depths (`mtp_loss_<k>`, `mtp_acceptance_<k>`) and strangers too."""
     if name in _BY_NAME:
         return _BY_NAME[name]
     draft = _MTP.fullmatch(name)
     if draft is None:
         return Metric(name, name.replace("_", " "), "other", "A metric of the loop's own.")
-    depth, kind = draft.groups()
+    kind, depth = draft.groups()
     if kind == "loss":
         return Metric(
             name, f"depth {depth}", "MTP loss", f"Loss of the draft layer of depth {depth}.", "nats"

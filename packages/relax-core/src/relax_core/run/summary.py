@@ -44,19 +44,24 @@ def summarize(
         peak_rss_gib: largest resident memory of this process so far.
 
     Returns:
-        eval_before, eval_after: held-out accuracy (reward where the task knows no right or wrong) at step 0
-        and at the last step, None where not evaluated; reward_first, reward_last: mean reward of the first
-        and last tenth of steps, at least one step; steps; wall_s;
-        train_tokens_per_s, rollout_tokens_per_s: tokens per second of the phases `logprob` and `train`, and
-        `rollout`; peak_rss_gib: the largest of any part of the run; logprob_gap_max: over all steps;
-        seed; versions.
+        eval_metric: what evaluations gave: `accuracy`, else `reward`, else `loss`, None without evaluation.
+        eval_before, eval_after: that at step 0 and at the last step, None where not evaluated.
+        reward_first, reward_last: mean reward of the first and last tenth of steps, at least one step.
+        steps, wall_s, seed, versions.
+        train_tokens_per_s: tokens per second of the phases `logprob` and `train`.
+        rollout_tokens_per_s: tokens per second of the phase `rollout`.
+        peak_rss_gib: the largest of any part of the run.
+        logprob_gap_max: over all steps.
     """
     steps = [record for record in records if record["step"] > 0]
     rewards = [record["reward"] for record in steps if "reward" in record]
+    evaluated = {name for record in records for name in record}
+    metric = next((name for name in ("accuracy", "reward", "loss") if f"eval_{name}" in evaluated), None)
     tenth = max(1, round(len(rewards) / 10))
     return {
-        "eval_before": _evaluation(records[0]) if records and records[0]["step"] == 0 else None,
-        "eval_after": _evaluation(steps[-1]) if steps else None,
+        "eval_metric": metric,
+        "eval_before": records[0].get(f"eval_{metric}") if records and records[0]["step"] == 0 else None,
+        "eval_after": steps[-1].get(f"eval_{metric}") if steps else None,
         "reward_first": _mean(rewards[:tenth]),
         "reward_last": _mean(rewards[-tenth:]),
         "steps": steps[-1]["step"] if steps else 0,
@@ -68,11 +73,6 @@ def summarize(
         "seed": seed,
         "versions": installed_versions(),
     }
-
-
-def _evaluation(record: Mapping[str, Any]) -> float | None:
-    value: float | None = record.get("eval_accuracy", record.get("eval_reward"))
-    return value
 
 
 def _numbers(records: Iterable[Mapping[str, Any]], name: str) -> list[float]:

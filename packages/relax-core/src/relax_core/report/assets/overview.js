@@ -1,7 +1,7 @@
 // What came out: the summary of each run, and the settings in which runs differ.
 
 const FACTS = [
-  ["Held-out accuracy", (s) => change(s.eval_before, s.eval_after), "before → after"],
+  ["Held out", (s) => change(s.eval_before, s.eval_after, s.eval_metric), "before → after"],
   ["Reward", (s) => change(s.reward_first, s.reward_last), "first → last 10 %"],
   ["Steps", (s) => known(s.steps, String)],
   ["Wall time", (s) => known(s.wall_s, duration)],
@@ -17,10 +17,10 @@ function known(value, show, unit = "") {
   return [`${show(typeof value === "string" ? toNumber(value) : value)}`, unit];
 }
 
-function change(before, after) {
+function change(before, after, what = "") {
   if (after === undefined || after === null) return null;
   const from = before === undefined || before === null ? "" : `${format(toNumber(before), 3)} → `;
-  return [`${from}${format(toNumber(after), 3)}`, ""];
+  return [`${from}${format(toNumber(after), 3)}`, what || ""];
 }
 
 // A run that is not finished has no summary: its metrics tell as much.
@@ -28,9 +28,11 @@ function summaryOf(run) {
   if (Object.keys(run.summary).length) return run.summary;
   const last = run.metrics.at(-1);
   const values = (name) => run.metrics.filter((record) => name in record).map((record) => record[name]);
+  const metric = ["accuracy", "reward", "loss"].find((name) => values(`eval_${name}`).length);
   return {
-    eval_before: run.metrics[0].step === 0 ? run.metrics[0].eval_accuracy : undefined,
-    eval_after: values("eval_accuracy").at(-1),
+    eval_metric: metric,
+    eval_before: run.metrics[0].step === 0 ? run.metrics[0][`eval_${metric}`] : undefined,
+    eval_after: values(`eval_${metric}`).at(-1),
     reward_first: values("reward")[0],
     reward_last: values("reward").at(-1),
     steps: last.step,
