@@ -1,18 +1,23 @@
 """A run: its directory, its records, and what a person sees of it.
 
-Importing this package must stay free of torch: `relax-train --help` reads `RunConfig`.
+`relax-train --help` reads `RunConfig`, so the rest loads when it is first asked for.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from relax_core.run.config import RunConfig
-from relax_core.run.directory import RunDirectory
-from relax_core.run.files import RunDirectoryError, write_atomic
-from relax_core.run.jsonl import JsonlWriter, read_jsonl
-from relax_core.run.logs import logging_to
-from relax_core.run.metrics import METRICS, PHASES, Metric, describe
-from relax_core.run.recorder import Recorder
-from relax_core.run.secrets import Masker, MaskingFormatter
-from relax_core.run.summary import installed_versions, summarize
-from relax_core.run.timer import PhaseTimer
+
+if TYPE_CHECKING:
+    from relax_core.run.directory import RunDirectory
+    from relax_core.run.files import RunDirectoryError, write_atomic
+    from relax_core.run.jsonl import JsonlWriter, read_jsonl
+    from relax_core.run.logs import logging_to
+    from relax_core.run.metrics import METRICS, PHASES, Metric, describe
+    from relax_core.run.recorder import Recorder
+    from relax_core.run.secrets import Masker, MaskingFormatter
+    from relax_core.run.summary import installed_versions, summarize
+    from relax_core.run.timer import PhaseTimer
 
 __all__ = [
     "METRICS",
@@ -33,3 +38,28 @@ __all__ = [
     "summarize",
     "write_atomic",
 ]
+
+_MODULE_OF = {
+    "METRICS": "metrics",
+    "PHASES": "metrics",
+    "JsonlWriter": "jsonl",
+    "Masker": "secrets",
+    "MaskingFormatter": "secrets",
+    "Metric": "metrics",
+    "PhaseTimer": "timer",
+    "Recorder": "recorder",
+    "RunDirectory": "directory",
+    "RunDirectoryError": "files",
+    "describe": "metrics",
+    "installed_versions": "summary",
+    "logging_to": "logs",
+    "read_jsonl": "jsonl",
+    "summarize": "summary",
+    "write_atomic": "files",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
