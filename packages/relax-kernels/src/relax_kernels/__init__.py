@@ -9,6 +9,15 @@ from relax_kernels.explanation import explain
 from relax_kernels.ops.attention import attention
 from relax_kernels.ops.conv import causal_conv1d, causal_conv1d_step
 from relax_kernels.ops.delta_rule import gated_delta_rule, gated_delta_rule_step
+from relax_kernels.ops.experts import (
+    Permutation,
+    Routing,
+    grouped_matmul,
+    permute_tokens,
+    router_topk,
+    sort_by_expert,
+    unpermute_tokens,
+)
 from relax_kernels.ops.gates import output_gate, swiglu
 from relax_kernels.ops.logprob import LogProbs, linear_logprob
 from relax_kernels.ops.norms import gated_rms_norm, rms_norm
@@ -26,6 +35,8 @@ __all__ = [
     "InvalidInput",
     "LogProbs",
     "NoBackend",
+    "Permutation",
+    "Routing",
     "attention",
     "backends",
     "causal_conv1d",
@@ -34,11 +45,16 @@ __all__ = [
     "gated_delta_rule",
     "gated_delta_rule_step",
     "gated_rms_norm",
+    "grouped_matmul",
     "linear_logprob",
     "output_gate",
+    "permute_tokens",
     "rms_norm",
     "rotary",
     "rotary_cos_sin",
+    "router_topk",
     "set_strict",
+    "sort_by_expert",
     "swiglu",
+    "unpermute_tokens",
 ]

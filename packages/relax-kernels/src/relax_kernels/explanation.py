@@ -8,7 +8,7 @@ from typing import Any
 
 from relax_kernels.contract import Call
 from relax_kernels.errors import InvalidInput
-from relax_kernels.ops import attention, conv, delta_rule, gates, logprob, norms, rotary
+from relax_kernels.ops import attention, conv, delta_rule, experts, gates, logprob, norms, rotary
 from relax_kernels.registry import Explanation, explain_call
 
 CALLS: dict[str, Callable[..., Call]] = {
@@ -23,6 +23,11 @@ CALLS: dict[str, Callable[..., Call]] = {
     "swiglu": gates.swiglu_call,
     "output_gate": gates.output_gate_call,
     "linear_logprob": logprob.linear_logprob_call,
+    "router_topk": experts.router_topk_call,
+    "sort_by_expert": experts.sort_by_expert_call,
+    "permute_tokens": experts.permute_tokens_call,
+    "unpermute_tokens": experts.unpermute_tokens_call,
+    "grouped_matmul": experts.grouped_matmul_call,
 }
 """For each operator the function that checks its arguments and describes the call."""
 

@@ -45,9 +45,11 @@ def swiglu_call(gate_up: torch.Tensor) -> Call:
 def output_gate(x: torch.Tensor, gate: torch.Tensor, *, backend: str | None = None) -> torch.Tensor:
     """Return x * sigmoid(gate), elementwise; differentiable.
 
+    The gate of Qwen3.5's attention output, and (one number for each row) that of its shared expert.
+
     Args:
-        x: any shape.
-        gate: x's shape and dtype.
+        x: [..., D].
+        gate: x's shape, or [..., 1]; x's dtype.
         backend: name of the backend to use; None lets the registry choose.
 
     Returns:
@@ -58,7 +60,7 @@ def output_gate(x: torch.Tensor, gate: torch.Tensor, *, backend: str | None = No
         NoBackend: no backend serves the call.
     """
     call = output_gate_call(x, gate)
-    result: torch.Tensor = implementation(call, backend)(x, gate)
+    result: torch.Tensor = implementation(call, backend)(x, gate.expand_as(x))
     return result
 
 
@@ -66,9 +68,9 @@ def output_gate_call(x: torch.Tensor, gate: torch.Tensor) -> Call:
     """Check the inputs of `output_gate` and describe the call."""
     check = Checker("output_gate")
     check.tensor("x", x, ("...", "D"))
-    check.tensor("gate", gate, ("...", "D"), same_dtype_as=x)
+    check.tensor("gate", gate, ("...", "gate's D"), same_dtype_as=x)
     check.require(
-        gate.shape == x.shape,
-        f"gate has shape {tuple(gate.shape)}, x has {tuple(x.shape)}; they must be equal",
+        gate.shape in (x.shape, (*x.shape[:-1], 1)),
+        f"gate has shape {tuple(gate.shape)}; it must be {tuple(x.shape)} as x's, or {(*x.shape[:-1], 1)}",
     )
     return check.call([x, gate], {})

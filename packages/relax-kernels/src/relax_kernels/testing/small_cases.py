@@ -40,7 +40,11 @@ def cases() -> Iterator[Case]:
             yield Case("rms_norm", f"rms_norm-plain-{named}", partial(_check_norm, shape, dtype, False))
             yield Case("gated_rms_norm", f"gated_rms_norm-{named}", partial(_check_gated_norm, shape, dtype))
             yield Case("swiglu", f"swiglu-{named}", partial(_check_swiglu, shape, dtype))
-            yield Case("output_gate", f"output_gate-{named}", partial(_check_output_gate, shape, dtype))
+            yield Case(
+                "output_gate", f"output_gate-{named}", partial(_check_output_gate, shape, shape, dtype)
+            )
+        narrow = partial(_check_output_gate, (65, 128), (65, 1), dtype)
+        yield Case("output_gate", f"output_gate-of-rows-{name}", narrow)
         for heads, dim, rotated in ((2, 64, 16), (1, 64, 64), (3, 256, 64)):
             run = partial(_check_rotary, heads, dim, rotated, dtype)
             yield Case("rotary", f"rotary-{heads}.{dim}.{rotated}-{name}", run)
@@ -152,8 +156,10 @@ def _check_swiglu(shape: tuple[int, ...], dtype: torch.dtype, target: Target) ->
     _compare(target, dtype, (y,), (gate_up,), reference, "y dgate_up")
 
 
-def _check_output_gate(shape: tuple[int, ...], dtype: torch.dtype, target: Target) -> None:
-    x, gate = (target.normal(*shape, seed=seed, dtype=dtype) for seed in (1, 2))
+def _check_output_gate(
+    shape: tuple[int, ...], gate_shape: tuple[int, ...], dtype: torch.dtype, target: Target
+) -> None:
+    x, gate = target.normal(*shape, seed=1, dtype=dtype), target.normal(*gate_shape, seed=2, dtype=dtype)
     y = target.run("output_gate", x, gate)
     assert y.dtype == dtype
 

@@ -6,7 +6,17 @@ from collections.abc import Callable
 from typing import Any
 
 from relax_kernels.contract import Call
-from relax_kernels.torch_backend import attention, conv, delta_rule, delta_step, gates, logprob, norms, rotary
+from relax_kernels.torch_backend import (
+    attention,
+    conv,
+    delta_rule,
+    delta_step,
+    experts,
+    gates,
+    logprob,
+    norms,
+    rotary,
+)
 
 IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
     "gated_delta_rule": delta_rule.gated_delta_rule,
@@ -20,6 +30,11 @@ IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
     "swiglu": gates.swiglu,
     "output_gate": gates.output_gate,
     "linear_logprob": logprob.linear_logprob,
+    "router_topk": experts.router_topk,
+    "sort_by_expert": experts.sort_by_expert,
+    "permute_tokens": experts.permute_tokens,
+    "unpermute_tokens": experts.unpermute_tokens,
+    "grouped_matmul": experts.grouped_matmul,
 }
 
 
