@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import resource
 import shutil
 
 import pytest
@@ -224,3 +225,18 @@ def test_a_quantised_source_is_refused_before_anything_is_written(source, tmp_pa
     save_file({"b": TENSORS["b"].to(torch.float8_e4m3fn), "c": TENSORS["c"]}, path / source.files[1])
     with pytest.raises(CoverageError, match="b: F8_E4M3"):
         write_checkpoint(tmp_path / "out", TENSORS, like=Checkpoint.open(path))
+
+
+@pytest.mark.parametrize("max_shard_bytes", [None, 24])
+def test_the_systems_own_refusal_to_write_leaves_the_previous_export_whole(source, tmp_path, max_shard_bytes):
+    out = write_checkpoint(tmp_path / "out", TENSORS, like=source)
+    before = listing(out)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (150, limits[1]))  # bytes a file; the weight files are larger
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            write_checkpoint(out, TENSORS, like=source, max_shard_bytes=max_shard_bytes)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert listing(out) == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "source"]
