@@ -17,6 +17,7 @@ def small_config() -> dict:
         "hidden_size": 32,
         "intermediate_size": 40,
         "num_hidden_layers": 4,
+        "full_attention_interval": 4,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "head_dim": 16,

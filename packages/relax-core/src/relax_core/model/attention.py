@@ -66,11 +66,8 @@ class GatedAttention(MegatronModule):  # type: ignore[misc]
             bias=False,
             tp_group=self.tp_group,
         )
-        self.q_layernorm = RMSNorm(config, model.head_dim, model.norm_eps)
-        self.k_layernorm = RMSNorm(config, model.head_dim, model.norm_eps)
-        # Each rank normalises its own heads, so the gradient of the shared weight is a sum over ranks.
-        for norm in (self.q_layernorm, self.k_layernorm):
-            norm.weight.sequence_parallel = ranks > 1  # type: ignore[attr-defined]
+        self.q_layernorm = RMSNorm(config, model.head_dim, model.norm_eps, heads_over=self.tp_group)
+        self.k_layernorm = RMSNorm(config, model.head_dim, model.norm_eps, heads_over=self.tp_group)
         self.linear_proj = RowParallelLinear(
             model.attention_heads * model.head_dim,
             model.hidden_size,

@@ -36,13 +36,16 @@ def build_model(
 
     Raises:
         RuntimeError: Megatron's process groups do not exist yet.
-        ValueError: the heads cannot be spread over the tensor-parallel ranks.
+        ValueError: a parallel axis that the model does not have yet, or heads that cannot be spread over the
+            tensor-parallel ranks.
     """
     if not parallel_state.model_parallel_is_initialized():
         raise RuntimeError("call relax_core.device.initialise(...) before build_model(...)")
+    parallel = parallel or ParallelConfig()
+    _refuse_unbuilt(parallel)
     config = megatron_config(
         model,
-        parallel or ParallelConfig(),
+        parallel,
         dtype=dtype,
         recompute=recompute,
         random_weights=random_weights,
@@ -56,3 +59,15 @@ def build_model(
     )
     built.to(device)
     return built
+
+
+def _refuse_unbuilt(parallel: ParallelConfig) -> None:
+    """Raises ValueError for parallel axes whose numbers are not proven."""
+    sizes = {axis: getattr(parallel, axis) for axis in ("pipeline", "context", "expert")}
+    wrong = [f"{axis} {size}" for axis, size in sizes.items() if size > 1]
+    wrong += ["sequence true"] if parallel.sequence else []
+    if wrong:
+        raise ValueError(
+            f"parallel sizes not supported yet: {', '.join(wrong)}; "
+            "use tensor and data parallelism, and leave these at their defaults"
+        )

@@ -4,7 +4,7 @@ Axes: T tokens, 1 (Megatron's batch axis), D hidden, H key heads and U value hea
 value dim, C = 2 H K + U V convolved channels, W taps.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -18,9 +18,10 @@ from megatron.core.transformer.utils import (
     ensure_metadata_has_dp_cp_group,
     make_sharded_tensors_for_checkpoint,
 )
-from relax_kernels import CuSeqlens, causal_conv1d, gated_delta_rule, gated_rms_norm
+from relax_kernels import CuSeqlens, causal_conv1d, gated_delta_rule
 
 from relax_core.model.config import Qwen35Config
+from relax_core.model.norm import GatedNorm, at_least_float32
 from relax_core.model.packed import require_packed
 from relax_core.model.recompute import run
 from relax_core.model.sharding import split_rows
@@ -62,7 +63,6 @@ class GatedDeltaNet(MegatronModule):  # type: ignore[misc]
                 f"{model.delta_key_heads} key heads of the delta net cannot be split over {ranks} "
                 f"tensor-parallel ranks; choose a tensor size that divides {model.delta_key_heads}"
             )
-        self.norm_eps = model.norm_eps
         self.key_shape = (model.delta_key_heads // ranks, model.delta_key_dim)
         self.value_shape = (model.delta_value_heads // ranks, model.delta_value_dim)
         keys, values = self.key_shape[0] * self.key_shape[1], self.value_shape[0] * self.value_shape[1]
@@ -80,9 +80,9 @@ class GatedDeltaNet(MegatronModule):  # type: ignore[misc]
         self.conv1d = _Weight(
             torch.empty(sum(self.conv_parts.values()), 1, model.conv_width, dtype=config.params_dtype)
         )
-        self.A_log = torch.nn.Parameter(torch.empty(heads, dtype=_at_least_float32(config.params_dtype)))
+        self.A_log = torch.nn.Parameter(torch.empty(heads, dtype=at_least_float32(config.params_dtype)))
         self.dt_bias = torch.nn.Parameter(torch.ones_like(self.A_log))
-        self.out_norm = _Weight(torch.ones(model.delta_value_dim, dtype=self.A_log.dtype))
+        self.out_norm = GatedNorm(config, model.delta_value_dim, model.norm_eps, heads_over=self.tp_group)
         self.out_proj = RowParallelLinear(
             model.delta_value_heads * model.delta_value_dim,
             model.hidden_size,
@@ -99,8 +99,6 @@ class GatedDeltaNet(MegatronModule):  # type: ignore[misc]
         """Draws the convolution and the decay as transformers does: A uniform in (0, 16)."""
         for parameter in (self.conv1d.weight, self.A_log, self.dt_bias):
             set_tensor_model_parallel_attributes(parameter, True, 0, 1)
-        # Each rank normalises its own heads, so the gradient of the shared weight is a sum over ranks.
-        self.out_norm.weight.sequence_parallel = self.tp_group.size() > 1  # type: ignore[attr-defined]
         with torch.no_grad():
             self.config.init_method(self.conv1d.weight)
             torch.nn.init.uniform_(self.A_log, 1e-3, 16).log_()
@@ -141,7 +139,7 @@ class GatedDeltaNet(MegatronModule):  # type: ignore[misc]
             cu_seqlens=segments,
         )
         z_TUV = z_TP.reshape(tokens, *self.value_shape)
-        return gated_rms_norm(o_TUV, z_TUV, self.out_norm.weight, eps=self.norm_eps).view(tokens, 1, -1)
+        return cast(torch.Tensor, self.out_norm(o_TUV, z_TUV)).view(tokens, 1, -1)
 
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
@@ -167,7 +165,3 @@ class _Weight(torch.nn.Module):
     def __init__(self, weight: torch.Tensor) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(weight)
-
-
-def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
