@@ -115,6 +115,16 @@ def test_diff_tells_shapes_dtypes_and_names_apart(make, tiny_config, capsys):
     assert found["lm_head.weight"]["elements"] == 0
 
 
+def test_equal_bytes_of_another_dtype_are_not_equal(make, tiny_config, capsys):
+    def zeros(dtype):
+        return lambda tensors: tensors.update({"model.norm.weight": torch.zeros(16, dtype=dtype)})
+
+    a = make(tiny_config(), name="a", edit=zeros(torch.bfloat16))
+    b = make(tiny_config(), name="b", edit=zeros(torch.float16))
+    status, out, _ = run(capsys, "diff", a.path, b.path)
+    assert (status, "BF16 and F16; values differ in 0 of 16" in out) == (1, True)
+
+
 def test_equal_checkpoints_are_equal_even_with_nan(make, tiny_config, capsys):
     def spoil(tensors):
         tensors["model.norm.weight"][0] = float("nan")
