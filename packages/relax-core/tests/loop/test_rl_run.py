@@ -35,7 +35,9 @@ def test_a_run_leaves_metrics_samples_checkpoints_and_a_model(finished):
     steps = records(finished)
     assert [step["step"] for step in steps] == [0, 1, 2, 3, 4]
     assert all(math.isfinite(value) for step in steps for value in step.values())
-    assert {"reward", "entropy", "mtp_loss", "mtp_acceptance", "grad_norm", "logprob_gap_max"} <= steps[1].keys()
+    assert {"reward", "entropy", "mtp_loss", "mtp_acceptance", "grad_norm", "logprob_gap_max"} <= steps[
+        1
+    ].keys()
     # Same weights, same precision: the engine's log-probs are the trainer's to float32 round-off.
     assert all(step["logprob_gap_max"] < 1e-5 for step in steps[1:])
     assert sorted(path.name for path in finished.checkpoints.iterdir()) == ["step_2", "step_4"]
@@ -80,12 +82,23 @@ def test_the_exported_model_loads_in_transformers_and_gives_the_same_greedy_toke
 @pytest.mark.parametrize(
     "sections",
     [
-        {"trainer": {"optimizer_steps_per_batch": 2}, "algorithm": {"kl_loss_coef": 0.1, "entropy_coef": 0.01}},
+        {
+            "trainer": {"optimizer_steps_per_batch": 2},
+            "algorithm": {"kl_loss_coef": 0.1, "entropy_coef": 0.01},
+        },
         {"algorithm": {"name": "dr_grpo", "kl_reward_coef": 0.1, "correction": "icepop"}},
-        {"algorithm": {"reduction": "group_mean"}, "rollout": {"dynamic_sampling": True, "over_sampling": 1.5}},
+        {
+            "algorithm": {"reduction": "group_mean"},
+            "rollout": {"dynamic_sampling": True, "over_sampling": 1.5},
+        },
         {"trainer": {"recompute": "full", "micro_batch_tokens": 40}, "mtp": {"loss_coefficient": 0}},
     ],
-    ids=["two-steps-kl-entropy", "dr-grpo-kl-reward-icepop", "dynamic-sampling", "recompute-small-micro-batches"],
+    ids=[
+        "two-steps-kl-entropy",
+        "dr-grpo-kl-reward-icepop",
+        "dynamic-sampling",
+        "recompute-small-micro-batches",
+    ],
 )
 def test_variants_run(small_run, tmp_path, sections):
     steps = records(start(small_run(**sections, run={"steps": 2}), tmp_path / "variant"))

@@ -1,0 +1,99 @@
+import json
+import shutil
+
+import pytest
+import torch
+
+from relax_core.algorithms import AlgorithmConfig
+from relax_core.loop.objectives import SftObjective
+from relax_core.trainer.checkpoint import CheckpointError, list_checkpoints, load_checkpoint, save_checkpoint
+
+OBJECTIVE = SftObjective(AlgorithmConfig(name="sft"))
+
+
+def weights(trainer):
+    return {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
+
+
+def test_going_on_from_a_checkpoint_equals_never_having_stopped(make_trainer, samples, tmp_path):
+    through = make_trainer(schedule="cosine", warmup_steps=2)
+    for _ in range(2):
+        through.step(samples, OBJECTIVE)
+    save_checkpoint(tmp_path, 2, through, {"cursor": {"position": 7}}, keep=2)
+    expected = [through.step(samples, OBJECTIVE).values for _ in range(3)]
+
+    resumed = make_trainer(schedule="cosine", warmup_steps=2)
+    assert load_checkpoint(tmp_path / "step_2", resumed) == {"cursor": {"position": 7}}
+    assert [resumed.step(samples, OBJECTIVE).values for _ in range(3)] == expected
+    first, second = weights(through), weights(resumed)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_only_the_newest_checkpoints_are_kept(make_trainer, samples, tmp_path):
+    trainer = make_trainer()
+    trainer.step(samples, OBJECTIVE)
+    for step in (2, 9, 10):
+        save_checkpoint(tmp_path, step, trainer, {}, keep=2)
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step_9", "step_10"]
+
+
+def test_a_failed_save_leaves_the_earlier_checkpoints_alone(make_trainer, samples, tmp_path, monkeypatch):
+    trainer = make_trainer()
+    trainer.step(samples, OBJECTIVE)
+    save_checkpoint(tmp_path, 1, trainer, {}, keep=1)
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("torch.distributed.checkpoint.save", full)
+        with pytest.raises(OSError, match="No space left"):
+            save_checkpoint(tmp_path, 2, trainer, {}, keep=1)
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step_1"]
+    load_checkpoint(tmp_path / "step_1", make_trainer())
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "removed", "manifest"])
+def test_a_damaged_checkpoint_is_refused_by_the_name_of_the_file(make_trainer, samples, tmp_path, damage):
+    trainer = make_trainer()
+    trainer.step(samples, OBJECTIVE)
+    directory = save_checkpoint(tmp_path, 1, trainer, {}, keep=1)
+    victim = max((p for p in directory.iterdir() if p.suffix == ".distcp"), key=lambda p: p.stat().st_size)
+    content = victim.read_bytes()
+    if damage == "cut":
+        victim.write_bytes(content[: len(content) // 2])
+        words = f"{victim.name} has {len(content) // 2} bytes instead of {len(content)}"
+    elif damage == "flipped":
+        victim.write_bytes(content[:100] + bytes([content[100] ^ 1]) + content[101:])
+        words = f"{victim.name} has other content"
+    elif damage == "removed":
+        victim.unlink()
+        words = f"{victim.name} is missing"
+    else:
+        victim = directory / "manifest.json"
+        victim.write_text(victim.read_text()[:50])
+        words = "no readable manifest.json"
+    other = make_trainer()
+    before = weights(other)
+    with pytest.raises(CheckpointError, match=words):
+        load_checkpoint(directory, other)
+    assert all(torch.equal(before[name], tensor) for name, tensor in weights(other).items())
+
+
+def test_a_checkpoint_of_another_model_is_refused_by_the_names_of_its_tensors(
+    make_trainer, samples, tmp_path
+):
+    trainer = make_trainer(mtp_layers=1)
+    trainer.step(samples, OBJECTIVE)
+    directory = save_checkpoint(tmp_path, 1, trainer, {}, keep=1)
+    with pytest.raises(CheckpointError, match=r"another model: .*mtp\.layers\.0"):
+        load_checkpoint(directory, make_trainer(mtp_layers=0))
+
+
+def test_a_half_written_directory_is_no_checkpoint(make_trainer, samples, tmp_path):
+    trainer = make_trainer()
+    trainer.step(samples, OBJECTIVE)
+    directory = save_checkpoint(tmp_path, 1, trainer, {}, keep=1)
+    shutil.copytree(directory, tmp_path / ".step_2.partial")
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step_1"]
+    assert json.loads((directory / "manifest.json").read_text()).keys() >= {"common.pt", ".metadata"}

@@ -1,0 +1,98 @@
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from relax_core.algorithms import AlgorithmConfig
+from relax_core.loop.objectives import SftObjective
+from relax_core.model import MtpConfig
+from relax_core.packing import PackedLayout
+
+
+@pytest.fixture
+def objective():
+    return SftObjective(AlgorithmConfig(name="sft"))
+
+
+def gradients(trainer):
+    return {name: parameter.main_grad.clone() for name, parameter in trainer.model.named_parameters()}
+
+
+def test_scores_are_the_log_softmax_of_the_models_logits(make_trainer, samples):
+    trainer = make_trainer(micro_batch_tokens=20)
+    for sample, score in zip(samples, trainer.score(samples, temperature=0.7), strict=True):
+        with torch.no_grad():
+            hidden_TD = trainer.model(sample.tokens_L, PackedLayout.build([len(sample.tokens_L)]))
+            logprobs_TV = F.log_softmax(trainer.model.logits(hidden_TD).double() / 0.7, dim=-1)
+        expected = torch.zeros(len(sample.tokens_L))
+        for place in range(1, len(sample.tokens_L)):
+            if sample.mask_L[place] > 0:
+                expected[place] = logprobs_TV[place - 1, sample.tokens_L[place]]
+        assert torch.allclose(score, expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("budget", [1, 18, 30, 10_000])
+def test_loss_metrics_and_gradients_do_not_depend_on_the_micro_batches(
+    make_trainer, samples, objective, budget
+):
+    whole = make_trainer(micro_batch_tokens=10_000)
+    reference = whole.step(samples, objective)
+    split = make_trainer(micro_batch_tokens=budget)
+    metrics = split.step(samples, objective)
+    assert metrics.values == pytest.approx(reference.values, rel=2e-5, abs=1e-6)
+    expected = gradients(whole)
+    for name, gradient in gradients(split).items():
+        assert torch.allclose(gradient, expected[name], rtol=1e-4, atol=1e-6), name
+
+
+def test_the_loss_is_the_mean_over_all_target_tokens(make_trainer, samples, objective):
+    trainer = make_trainer(mtp_layers=0, micro_batch_tokens=20)
+    scores = trainer.score(samples)
+    targets = sum(int(sample.mask_L.sum()) for sample in samples)
+    expected = -sum(float(score.double().sum()) for score in scores) / targets
+    assert trainer.step(samples, objective).values["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_draft_loss_leaves_the_trunks_gradient_untouched_by_default(make_trainer, samples, objective):
+    without = make_trainer(mtp=MtpConfig(loss_coefficient=0), clip_grad=0)
+    without.step(samples, objective)
+    expected = gradients(without)
+    trainer = make_trainer(mtp=MtpConfig(loss_coefficient=0.5), clip_grad=0)
+    values = trainer.step(samples, objective).values
+    assert 0 < values["mtp_acceptance_0"] <= 1
+    for name, gradient in gradients(trainer).items():
+        if name.startswith("mtp."):
+            assert not expected[name].any()
+        else:
+            assert torch.equal(gradient, expected[name]), name
+    assert any(gradient.any() for name, gradient in gradients(trainer).items() if name.startswith("mtp."))
+
+
+def test_a_batch_without_any_target_changes_nothing_but_by_weight_decay(make_trainer, samples, objective):
+    trainer = make_trainer(weight_decay=0.0)
+    before = {name: parameter.clone() for name, parameter in trainer.model.named_parameters()}
+    values = trainer.step([samples[1], samples[3]], objective).values
+    assert values["loss"] == 0
+    assert values["grad_norm"] == 0
+    assert all(torch.equal(before[name], parameter) for name, parameter in trainer.model.named_parameters())
+
+
+def test_the_learning_rate_warms_up_and_decays_over_the_run(make_trainer, samples, objective):
+    trainer = make_trainer(steps=6, warmup_steps=2, schedule="cosine", min_lr=1e-3)
+    rates = [trainer.step(samples, objective).values["lr"] for _ in range(6)]
+    decay = [1e-3 + 9e-3 * 0.5 * (1 + math.cos(math.pi * i / 4)) for i in range(1, 5)]
+    assert rates == pytest.approx([5e-3, 1e-2, *decay])
+
+
+def test_a_warm_up_as_long_as_the_run_is_refused(make_trainer):
+    with pytest.raises(ValueError, match="the run takes 3 optimizer steps: give at most 2"):
+        make_trainer(steps=3, warmup_steps=3)
+
+
+def test_gradients_are_clipped_to_the_norm(make_trainer, samples, objective):
+    trainer = make_trainer(clip_grad=0.25, mtp_layers=0)
+    norm = trainer.step(samples, objective).values["grad_norm"]
+    assert norm > 0.25
+    clipped = math.sqrt(sum(float(g.double().pow(2).sum()) for g in gradients(trainer).values()))
+    assert clipped == pytest.approx(0.25, rel=1e-4)
