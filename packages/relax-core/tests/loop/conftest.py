@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from relax_bridge import Checkpoint, model_map, write_checkpoint
-
 from relax_core.config.root import RelaxConfig
 from relax_core.data.arithmetic import write_arithmetic
 from relax_core.data.arithmetic_tokenizer import arithmetic_vocabulary, write_arithmetic_tokenizer

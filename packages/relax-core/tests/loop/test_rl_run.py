@@ -4,10 +4,9 @@ import math
 import pytest
 import torch
 from relax_bridge import Checkpoint
-from transformers import AutoModelForCausalLM
-
 from relax_core.loop import run
 from relax_core.run import RunDirectory
+from transformers import AutoModelForCausalLM
 
 
 def records(directory):
@@ -79,27 +78,26 @@ def test_the_exported_model_loads_in_transformers_and_gives_the_same_greedy_toke
     assert any(name.startswith("mtp.") for name in names)
 
 
-@pytest.mark.parametrize(
-    "sections",
-    [
-        {
-            "trainer": {"optimizer_steps_per_batch": 2},
-            "algorithm": {"kl_loss_coef": 0.1, "entropy_coef": 0.01},
-        },
-        {"algorithm": {"name": "dr_grpo", "kl_reward_coef": 0.1, "correction": "icepop"}},
-        {
-            "algorithm": {"reduction": "group_mean"},
-            "rollout": {"dynamic_sampling": True, "over_sampling": 1.5},
-        },
-        {"trainer": {"recompute": "full", "micro_batch_tokens": 40}, "mtp": {"loss_coefficient": 0}},
-    ],
-    ids=[
-        "two-steps-kl-entropy",
-        "dr-grpo-kl-reward-icepop",
-        "dynamic-sampling",
-        "recompute-small-micro-batches",
-    ],
-)
+VARIANTS = {
+    "two optimizer steps with KL and entropy": {
+        "trainer": {"optimizer_steps_per_batch": 2},
+        "algorithm": {"kl_loss_coef": 0.1, "entropy_coef": 0.01},
+    },
+    "Dr. GRPO with the KL in the reward, IcePop": {
+        "algorithm": {"name": "dr_grpo", "kl_reward_coef": 0.1, "correction": "icepop"},
+    },
+    "group means with dynamic sampling": {
+        "algorithm": {"reduction": "group_mean"},
+        "rollout": {"dynamic_sampling": True, "over_sampling": 1.5},
+    },
+    "recompute, small micro-batches, no draft loss": {
+        "trainer": {"recompute": "full", "micro_batch_tokens": 40},
+        "mtp": {"loss_coefficient": 0},
+    },
+}
+
+
+@pytest.mark.parametrize("sections", VARIANTS.values(), ids=VARIANTS)
 def test_variants_run(small_run, tmp_path, sections):
     steps = records(start(small_run(**sections, run={"steps": 2}), tmp_path / "variant"))
     assert all(math.isfinite(value) for step in steps for value in step.values())

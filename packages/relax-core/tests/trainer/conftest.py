@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-
 from relax_core.device import get_device, seed_all
 from relax_core.model import MtpConfig, Qwen35Config, build_model
 from relax_core.trainer.config import TrainerConfig

@@ -3,7 +3,6 @@ import shutil
 
 import pytest
 import torch
-
 from relax_core.algorithms import AlgorithmConfig
 from relax_core.loop.objectives import SftObjective
 from relax_core.trainer.checkpoint import CheckpointError, list_checkpoints, load_checkpoint, save_checkpoint
@@ -80,9 +79,7 @@ def test_a_damaged_checkpoint_is_refused_by_the_name_of_the_file(make_trainer, s
     assert all(torch.equal(before[name], tensor) for name, tensor in weights(other).items())
 
 
-def test_a_checkpoint_of_another_model_is_refused_by_the_names_of_its_tensors(
-    make_trainer, samples, tmp_path
-):
+def test_a_checkpoint_of_another_model_is_refused_naming_its_tensors(make_trainer, samples, tmp_path):
     trainer = make_trainer(mtp_layers=1)
     trainer.step(samples, OBJECTIVE)
     directory = save_checkpoint(tmp_path, 1, trainer, {}, keep=1)

@@ -1,6 +1,5 @@
 import pytest
 import torch
-
 from relax_core.trainer.sample import MicroBatch, Sample
 
 

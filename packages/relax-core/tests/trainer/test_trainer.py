@@ -3,7 +3,6 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-
 from relax_core.algorithms import AlgorithmConfig
 from relax_core.loop.objectives import SftObjective
 from relax_core.model import MtpConfig
@@ -33,9 +32,7 @@ def test_scores_are_the_log_softmax_of_the_models_logits(make_trainer, samples):
 
 
 @pytest.mark.parametrize("budget", [1, 18, 30, 10_000])
-def test_loss_metrics_and_gradients_do_not_depend_on_the_micro_batches(
-    make_trainer, samples, objective, budget
-):
+def test_loss_and_gradients_do_not_depend_on_the_micro_batches(make_trainer, samples, objective, budget):
     whole = make_trainer(micro_batch_tokens=10_000)
     reference = whole.step(samples, objective)
     split = make_trainer(micro_batch_tokens=budget)

@@ -1,9 +1,9 @@
 """Makes the quickstart's files, all but the weights: `python -m relax_core.assets.quickstart_files FOLDER`.
 
-The weights come from `relax-train --recipe quickstart-sft`, which learns from `homework.parquet`: every problem
-that is not held out, in eight wordings, as a class of pupils would hand it in. Most forget to carry. The model
-learns to do both, and prefers the mistake; reinforcement learning on `train.jsonl` then finds the care that is in
-it already.
+The weights come from `relax-train --recipe quickstart-sft`, which learns from `homework.parquet`: every
+problem that is not held out, in eight wordings, as a class of pupils would hand it in. Most forget to carry.
+The model learns to do both, and prefers the mistake; reinforcement learning on `train.jsonl` then finds the
+care that is in it already.
 """
 
 import hashlib
@@ -63,7 +63,7 @@ def careless_answer(problem: Problem) -> int:
 
 
 def homework() -> list[dict[str, str]]:
-    """Rows {"prompt", "completion"}: problems that are not held out, in every wording, with pupils' answers."""
+    """Rows {"prompt", "completion"}: problems not held out, in every wording, with pupils' answers."""
     _, held_out = generate(SEED, train_rows=TRAIN_ROWS, held_out_rows=HELD_OUT_ROWS)
     reserved = {row["prompt"] for row in held_out}
     rows = []
