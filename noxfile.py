@@ -57,8 +57,12 @@ def test_groups(package: str) -> list[str]:
 
 
 def run_pytest(session: nox.Session, *args: str, env: dict[str, str] | None = None) -> None:
-    """Runs pytest of the session's environment; arguments behind `--` on nox's line come last."""
-    session.run("python", "-m", "pytest", *args, *session.posargs, env=one_thread() | (env or {}))
+    """Runs pytest of the session's environment; arguments behind `--` on nox's line come last.
+
+    hypothesis' own profile `ci` has no time limit per example and draws the same ones every time.
+    """
+    fixed = ("--hypothesis-profile", "ci")
+    session.run("python", "-m", "pytest", *fixed, *args, *session.posargs, env=one_thread() | (env or {}))
 
 
 @nox.session(python=PYTHON, tags=["check"])
