@@ -132,3 +132,39 @@ def test_a_malformed_list_is_refused_before_torch_npu_reads_it(bench) -> None:
     kind, message = bench.tell(FAILS.format(rank=0), ASCEND_RT_VISIBLE_DEVICES="1,0")
     assert kind == "VisibleDevicesError"
     assert "set ASCEND_RT_VISIBLE_DEVICES=0,1" in message
+
+
+AVAILABLE = """
+    import io, logging
+    told = io.StringIO()
+    logging.basicConfig(stream=told)
+    from relax_npu import NpuDevice
+    answer = [NpuDevice().available(), told.getvalue()]
+"""
+
+
+def test_an_npu_is_available_where_one_can_be_taken(working) -> None:
+    assert working.tell(AVAILABLE) == [True, ""]
+
+
+def test_none_is_available_where_torch_npu_is_not_installed(bench) -> None:
+    assert bench.tell(AVAILABLE) == [False, ""]
+
+
+@pytest.mark.parametrize(
+    ("torch_npu", "variables", "told"),
+    [
+        ("raise ImportError('libhccl.so')", {}, "broken at `import torch_npu` ImportError: libhccl.so"),
+        ("import os; os.abort()", {}, "crashed at `import torch_npu` killed by SIGABRT"),
+        ("works", {"FAKE_NPUS": "0"}, "no_device at `count devices`"),
+        ("works", {"ASCEND_RT_VISIBLE_DEVICES": "1,0"}, "do not ascend"),
+    ],
+)
+def test_a_torch_npu_that_is_not_used_is_told_about(
+    bench, torch_npu: str, variables: dict, told: str
+) -> None:
+    bench.torch()
+    bench.torch_npu(source=bench.torch_npu_source if torch_npu == "works" else torch_npu)
+    available, log = bench.tell(AVAILABLE, **variables)
+    assert not available
+    assert told in log

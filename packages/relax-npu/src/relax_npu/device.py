@@ -1,6 +1,8 @@
 """The device `npu` of relax-core, through torch_npu; torch is first imported when a method needs it."""
 
 import importlib
+import importlib.util
+import logging
 import os
 import random
 from contextlib import AbstractContextManager
@@ -9,9 +11,12 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from relax_npu import hccl, visible
+from relax_npu.probe import ProbeState, probe
 
 if TYPE_CHECKING:
     import torch
+
+logger = logging.getLogger(__name__)
 
 
 class NpuUnavailableError(RuntimeError):
@@ -49,6 +54,30 @@ class NpuDevice:
     def __init__(self) -> None:
         # Reproducible order in collectives, and no reordering along K in matrix products.
         self.deterministic_variables = {"HCCL_DETERMINISTIC": "True", "CLOSE_MATMUL_K_SHIFT": "1"}
+
+    def available(self) -> bool:
+        """Whether an NPU works here; never raises.
+
+        Asks in a child process (see `probe`), for some seconds, only where torch_npu is installed. Where it
+        is and does not work, the reason is logged, for the caller will then take another device.
+        """
+        if importlib.util.find_spec("torch_npu") is None:
+            return False
+        try:
+            visible.parse_visible(os.environ.get(visible.VARIABLE, ""))
+        except visible.VisibleDevicesError as error:
+            logger.warning("the npu device is not used: %s", error)
+            return False
+        found = probe()
+        if found.state is ProbeState.READY:
+            return True
+        logger.warning(
+            "torch_npu is installed, but the npu device is not used: %s at `%s` %s; run `relax-npu doctor`",
+            found.state.value,
+            found.stage,
+            found.error,
+        )
+        return False
 
     def prepare(self) -> None:
         """Makes megatron-core's `torch.cuda` calls mean the NPU, through torch_npu's transfer. Idempotent.
