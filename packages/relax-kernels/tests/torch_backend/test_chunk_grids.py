@@ -1,5 +1,5 @@
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from relax_kernels import CuSeqlens
 from relax_kernels.torch_backend.chunks import ChunkGrid, grids_of
@@ -12,6 +12,7 @@ def grids(lengths: list[int], max_cells: int = 64) -> tuple[ChunkGrid, ...]:
     return grids_of(CuSeqlens.from_lengths(lengths), max_cells, CPU)
 
 
+@settings(deadline=None)
 @given(lengths_strategy)
 def test_spread_then_collect_returns_every_token(lengths: list[int]) -> None:
     x_TH = torch.arange(sum(lengths) * 6, dtype=torch.float32).view(-1, 2, 3)
@@ -21,6 +22,7 @@ def test_spread_then_collect_returns_every_token(lengths: list[int]) -> None:
     assert torch.equal(back_TH, x_TH)
 
 
+@settings(deadline=None)
 @given(lengths_strategy)
 def test_empty_cells_are_zero_whatever_the_tokens_are(lengths: list[int]) -> None:
     x_TH = torch.full((sum(lengths), 2, 3), torch.nan)
@@ -30,6 +32,7 @@ def test_empty_cells_are_zero_whatever_the_tokens_are(lengths: list[int]) -> Non
         assert (spread[~spread.isnan()] == 0).all()
 
 
+@settings(deadline=None)
 @given(lengths_strategy)
 def test_each_step_holds_the_next_chunk_of_the_first_ranks(lengths: list[int]) -> None:
     cu = CuSeqlens.from_lengths(lengths)

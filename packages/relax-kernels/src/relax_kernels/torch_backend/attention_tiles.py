@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +17,10 @@ import torch
 
 from relax_kernels.cu_seqlens import CuSeqlens
 
-TILE_SCORES = 2**20
-"""Scores of one tile, about; bounds the memory and keeps a tile in cache."""
+TILE_SCORES = 2**18
+"""Scores of one tile, about: 1 MiB in float32 stays in cache."""
+FEWEST_QUERIES, MOST_QUERIES = 16, 64
+"""Queries of one sequence in a tile, unless it has fewer: few enough that causal tiles end early."""
 
 
 @dataclass(frozen=True)
@@ -31,18 +34,23 @@ class Tile:
     query_place: torch.Tensor
     """Places (of B * I) that hold a query; query_row gives its row."""
     query_row: torch.Tensor
+    empty_BI: torch.Tensor | None
+    """Places that hold none; None if all do."""
     key_place: torch.Tensor
     key_row: torch.Tensor
+    seen_by_all: int
+    """Every query sees the keys before this place."""
     limit_BI1: torch.Tensor
-    """A query sees the keys whose place in the sequence is below this."""
-    everything: bool
-    """Whether every query sees every key of the tile, so that no mask is needed."""
+    """A query sees the keys before this place; a blind one is given the first, to keep its scores finite."""
+    blind_row: torch.Tensor | None
+    """Rows of queries that see no key; None if there are none."""
 
     def mask_B11IJ(self) -> torch.Tensor | None:
-        """Which scores do not count, or None if all do."""
-        if self.everything:
+        """Which scores from the place seen_by_all on do not count, or None if all do."""
+        keys = self.key_BJ.shape[1]
+        if self.seen_by_all == keys:
             return None
-        place_J = torch.arange(self.key_BJ.shape[1], device=self.key_BJ.device)
+        place_J = torch.arange(self.seen_by_all, keys, device=self.key_BJ.device)
         return (place_J >= self.limit_BI1)[:, None, None]
 
 
@@ -67,8 +75,8 @@ def _build(
     for members in alike.values():
         longest_q = max(queries.lengths[sequence] for sequence in members)
         longest_k = max(keys.lengths[sequence] for sequence in members)
-        at_once = max(1, TILE_SCORES // (heads * longest_q * longest_k))
-        span = longest_q if at_once > 1 else max(1, min(longest_q, TILE_SCORES // (heads * longest_k)))
+        span = min(longest_q, max(FEWEST_QUERIES, min(MOST_QUERIES, TILE_SCORES // (heads * longest_k))))
+        at_once = max(1, TILE_SCORES // (heads * span * longest_k))
         for first in range(0, len(members), at_once):
             part = members[first : first + at_once]
             for begin in range(0, max(queries.lengths[sequence] for sequence in part), span):
@@ -96,9 +104,12 @@ def _tile(
     place_BJ = np.arange(seen) + np.zeros_like(m_B1)
     query_BI = start_q + np.minimum(place_BI, n_B1 - 1)
     key_BJ = start_k + np.minimum(place_BJ, m_B1 - 1)
-    real_q, real_k = np.flatnonzero(place_BI < n_B1), np.flatnonzero(place_BJ < m_B1)
+    empty_BI = place_BI >= n_B1
+    real_q, real_k = np.flatnonzero(~empty_BI), np.flatnonzero(place_BJ < m_B1)
+    blind = query_BI[(limit_BI <= 0) & ~empty_BI]
+    limit_BI = np.maximum(limit_BI, 1)
 
-    def on_device(values: npt.NDArray[np.int64]) -> torch.Tensor:
+    def on_device(values: npt.NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(values).to(device)
 
     return Tile(
@@ -106,8 +117,10 @@ def _tile(
         key_BJ=on_device(key_BJ),
         query_place=on_device(real_q),
         query_row=on_device(query_BI.reshape(-1)[real_q]),
+        empty_BI=on_device(empty_BI) if empty_BI.any() else None,
         key_place=on_device(real_k),
         key_row=on_device(key_BJ.reshape(-1)[real_k]),
         limit_BI1=on_device(limit_BI[..., None]),
-        everything=bool((limit_BI >= seen).all()),
+        seen_by_all=min(int(limit_BI.min()), seen),
+        blind_row=on_device(blind) if len(blind) else None,
     )

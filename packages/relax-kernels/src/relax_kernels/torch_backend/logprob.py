@@ -8,7 +8,6 @@ entropy H = L - sum p z. Their gradients by z are onehot - p and -p (z - L + H).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -65,22 +64,28 @@ class _LinearLogProb(torch.autograd.Function):
         reduce_hidden_grad: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         working = accumulation_dtype(hidden_TD.dtype)
-        tokens = hidden_TD.shape[0]
         first = 0 if group is None else group.rank() * weight_VD.shape[0]
-        logprob_T = hidden_TD.new_zeros(tokens, dtype=working)
+        logprob_T = hidden_TD.new_zeros(hidden_TD.shape[0], dtype=working)
         lse_T, entropy_T = torch.zeros_like(logprob_T), torch.zeros_like(logprob_T)
-        weight = weight_VD.to(working)
-        for row_B in _chunks(target_T, chunk_tokens):
+        weight, chunks = weight_VD.to(working), _chunks(target_T, chunk_tokens)
+        logp_BV = None
+        for row_B in chunks:
             z_BV = _logits(hidden_TD[row_B], weight, temperature)
-            lse_B = _log_sum_exp(z_BV, group)
-            local_B, here_B = _local_targets(target_T[row_B], first, weight.shape[0])
-            chosen_B = z_BV.gather(1, local_B[:, None])[:, 0] * here_B
-            lse_T[row_B] = lse_B
-            logprob_T[row_B] = _sum_over(chosen_B, group) - lse_B
+            local_B1, here_B1 = _local_targets(target_T[row_B], first, weight.shape[0])
+            chosen_B = _sum_over((z_BV.gather(1, local_B1) * here_B1)[:, 0], group)
+            if group is None:
+                logp_BV = torch.log_softmax(z_BV, -1)
+                logprob_T[row_B] = logp_BV.gather(1, local_B1)[:, 0]
+                lse_T[row_B] = chosen_B - logprob_T[row_B]
+            else:
+                lse_T[row_B] = _log_sum_exp(z_BV, group)
+                logprob_T[row_B] = chosen_B - lse_T[row_B]
+                logp_BV = z_BV.sub_(lse_T[row_B, None])
             if with_entropy:
-                logp_BV = z_BV.sub_(lse_B[:, None])
                 entropy_T[row_B] = -_sum_over((logp_BV.exp() * logp_BV).sum(-1), group)
-        ctx.save_for_backward(hidden_TD, weight_VD, target_T, lse_T, entropy_T)
+        # What fits into one chunk need not be computed again.
+        kept = logp_BV if len(chunks) == 1 and any(ctx.needs_input_grad) else None
+        ctx.save_for_backward(hidden_TD, weight_VD, target_T, lse_T, entropy_T, kept)
         ctx.settings = (temperature, with_entropy, chunk_tokens, group, reduce_hidden_grad, first)
         if not with_entropy:
             ctx.mark_non_differentiable(entropy_T)
@@ -91,7 +96,7 @@ class _LinearLogProb(torch.autograd.Function):
     def backward(
         ctx: Any, dlogprob_T: torch.Tensor, dentropy_T: torch.Tensor
     ) -> tuple[torch.Tensor | None, ...]:
-        hidden_TD, weight_VD, target_T, lse_T, entropy_T = ctx.saved_tensors
+        hidden_TD, weight_VD, target_T, lse_T, entropy_T, kept = ctx.saved_tensors
         temperature, with_entropy, chunk_tokens, group, reduce_hidden_grad, first = ctx.settings
         working = lse_T.dtype
         weight = weight_VD.to(working)
@@ -99,19 +104,18 @@ class _LinearLogProb(torch.autograd.Function):
         dweight = torch.zeros_like(weight_VD, dtype=working) if ctx.needs_input_grad[1] else None
         for row_B in _chunks(target_T, chunk_tokens):
             hidden_BD = hidden_TD[row_B].to(working)
-            logp_BV = _logits(hidden_BD, weight, temperature).sub_(lse_T[row_B, None])
-            p_BV = logp_BV.exp()
-            dlogprob_B1 = dlogprob_T[row_B, None]
+            logp_BV = kept
+            if logp_BV is None:
+                logp_BV = _logits(hidden_BD, weight, temperature).sub_(lse_T[row_B, None])
+            dlogprob_B1 = dlogprob_T[row_B, None] / temperature
+            dz_BV = logp_BV.exp()
             if with_entropy:
-                slope_BV = (
-                    logp_BV.add_(entropy_T[row_B, None]).mul_(dentropy_T[row_B, None]).add_(dlogprob_B1)
-                )
-                dz_BV = p_BV.mul_(slope_BV).neg_()
+                slope_BV = (logp_BV + entropy_T[row_B, None]).mul_(dentropy_T[row_B, None] / temperature)
+                dz_BV.mul_(slope_BV.add_(dlogprob_B1)).neg_()
             else:
-                dz_BV = p_BV.mul_(-dlogprob_B1)
-            local_B, here_B = _local_targets(target_T[row_B], first, weight.shape[0])
-            dz_BV.scatter_add_(1, local_B[:, None], dlogprob_B1 * here_B[:, None])
-            dz_BV /= temperature
+                dz_BV.mul_(-dlogprob_B1)
+            local_B1, here_B1 = _local_targets(target_T[row_B], first, weight.shape[0])
+            dz_BV.scatter_add_(1, local_B1, dlogprob_B1 * here_B1)
             if dhidden is not None:
                 dhidden[row_B] = dz_BV @ weight
             if dweight is not None:
@@ -123,11 +127,13 @@ class _LinearLogProb(torch.autograd.Function):
         return dhidden, dweight, None, None, None, None, None, None
 
 
-def _chunks(target_T: torch.Tensor, chunk_tokens: int) -> Iterator[torch.Tensor]:
-    """Rows that have a target, a chunk at a time."""
-    row_B = (target_T >= 0).nonzero()[:, 0]
-    for first in range(0, len(row_B), chunk_tokens):
-        yield row_B[first : first + chunk_tokens]
+def _chunks(target_T: torch.Tensor, chunk_tokens: int) -> list[slice | torch.Tensor]:
+    """Rows that have a target, a chunk at a time: as slices if all have one, else as indices."""
+    rows = (target_T >= 0).nonzero()[:, 0]
+    starts = range(0, len(rows), chunk_tokens)
+    if len(rows) == len(target_T):
+        return [slice(start, start + chunk_tokens) for start in starts]
+    return [rows[start : start + chunk_tokens] for start in starts]
 
 
 def _logits(hidden_BD: torch.Tensor, weight: torch.Tensor, temperature: float) -> torch.Tensor:
@@ -136,15 +142,13 @@ def _logits(hidden_BD: torch.Tensor, weight: torch.Tensor, temperature: float) -
 
 
 def _local_targets(target_B: torch.Tensor, first: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Row of the target in this rank's weight (clamped into it), and whether it is there."""
-    local_B = target_B - first
-    return local_B.clamp(0, size - 1), (local_B >= 0) & (local_B < size)
+    """Row of the target in this rank's weight (clamped into it), and whether it is there; both [B, 1]."""
+    local_B1 = (target_B - first)[:, None]
+    return local_B1.clamp(0, size - 1), (local_B1 >= 0) & (local_B1 < size)
 
 
-def _log_sum_exp(z_BV: torch.Tensor, group: ProcessGroup | None) -> torch.Tensor:
+def _log_sum_exp(z_BV: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
     lse_B = torch.logsumexp(z_BV, dim=-1)
-    if group is None:
-        return lse_B
     largest_B = lse_B.clone()
     dist.all_reduce(largest_B, op=dist.ReduceOp.MAX, group=group)
     return _sum_over((lse_B - largest_B).exp(), group).log() + largest_B
