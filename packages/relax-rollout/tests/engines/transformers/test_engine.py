@@ -19,13 +19,22 @@ def requests(count: int, prompts: int = 3, **more) -> list[Request]:
     ]
 
 
+keys: list[int | None] = []
+"""Keys under a mask in each forward call of the last ``generate``; None if no row was padded."""
+
+
 def generate(asked: list[Request], **options):
     async def body():
         engine = create_engine("transformers", **options)
         calls: list[tuple[int, int]] = []
-        engine._model.register_forward_pre_hook(
-            lambda module, args, kwargs: calls.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
-        )
+        keys.clear()
+
+        def note(module, args, kwargs):
+            calls.append(tuple(kwargs["input_ids"].shape))
+            mask = kwargs["attention_mask"]
+            keys.append(None if mask is None else mask.shape[-1])
+
+        engine._model.register_forward_pre_hook(note, with_kwargs=True)
         try:
             return await engine.generate(asked), calls
         finally:
@@ -39,6 +48,14 @@ def test_each_prompt_is_run_once_and_ended_rows_are_dropped(models):
     asked = [*requests(24, max_new_tokens=4), long]
     _, calls = generate(asked, model=models.get())
     assert calls == [(3, 9), (25, 1), (25, 1), (25, 1), *[(1, 1)] * 5]
+
+
+def test_slots_that_only_ended_rows_used_are_given_up(models):
+    sampling = [SamplingParams(max_new_tokens=n, seed=n) for n in (2, 5)]
+    generate(
+        [Request("long", (1,) * 50, sampling[0]), Request("short", (1, 2), sampling[1])], model=models.get()
+    )
+    assert keys == [50, 51, None, None, None]
 
 
 def test_prompts_are_run_in_parts_of_bounded_size(models, gap):
