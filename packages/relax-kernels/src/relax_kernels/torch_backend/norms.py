@@ -34,7 +34,7 @@ def _inverse_rms(x: torch.Tensor, eps: float) -> torch.Tensor:
 
 def _normalise_back(dn: torch.Tensor, n: torch.Tensor, inverse_rms: torch.Tensor) -> torch.Tensor:
     """Gradient of x from that of n = x * inverse_rms."""
-    return (dn - n * (dn * n).mean(-1, keepdim=True)) * inverse_rms
+    return torch.addcmul(dn, n, (dn * n).mean(-1, keepdim=True), value=-1).mul_(inverse_rms)
 
 
 def _sum_leading(x: torch.Tensor) -> torch.Tensor:
@@ -82,7 +82,8 @@ class _GatedRMSNorm(torch.autograd.Function):
         x, gate, weight_D, inverse_rms = ctx.saved_tensors
         working = inverse_rms.dtype
         n, z, w, dy = x.to(working) * inverse_rms, gate.to(working), weight_D.to(working), dy.to(working)
-        dy_gate = dy * F.silu(z)
-        dx = _normalise_back(dy_gate * w, n, inverse_rms).to(x.dtype)
-        dgate = torch.ops.aten.silu_backward(dy * n * w, z).to(gate.dtype)
-        return dx, dgate, _sum_leading(dy_gate * n).to(weight_D.dtype), None
+        opened = F.silu(z).mul_(dy)
+        dgate = torch.ops.aten.silu_backward((dy * n).mul_(w), z).to(gate.dtype)
+        dweight = _sum_leading(opened * n).to(weight_D.dtype)
+        dx = _normalise_back(opened.mul_(w), n, inverse_rms).to(x.dtype)
+        return dx, dgate, dweight, None

@@ -25,7 +25,8 @@ class _Rotary(torch.autograd.Function):
         ctx.save_for_backward(cos_TR, sin_TR)
         working = accumulation_dtype(x_THD.dtype)
         (a, b), (cos_a, cos_b), (sin_a, sin_b) = _pairs(x_THD, cos_TR, sin_TR, working)
-        return _join(a * cos_a - b * sin_a, b * cos_b + a * sin_b, x_THD)
+        turned_a = (a * cos_a).addcmul_(b, sin_a, value=-1)
+        return _join(turned_a, (b * cos_b).addcmul_(a, sin_b), x_THD)
 
     @staticmethod
     @once_differentiable
@@ -33,7 +34,8 @@ class _Rotary(torch.autograd.Function):
         cos_TR, sin_TR = ctx.saved_tensors
         working = accumulation_dtype(dy_THD.dtype)
         (da, db), (cos_a, cos_b), (sin_a, sin_b) = _pairs(dy_THD, cos_TR, sin_TR, working)
-        return _join(da * cos_a + db * sin_b, db * cos_b - da * sin_a, dy_THD), None, None
+        turned_a = (da * cos_a).addcmul_(db, sin_b)
+        return _join(turned_a, (db * cos_b).addcmul_(da, sin_a, value=-1), dy_THD), None, None
 
 
 def _pairs(
@@ -45,5 +47,9 @@ def _pairs(
 
 
 def _join(a_THP: torch.Tensor, b_THP: torch.Tensor, x_THD: torch.Tensor) -> torch.Tensor:
-    passed = x_THD[..., 2 * a_THP.shape[-1] :]
-    return torch.cat((a_THP.to(x_THD.dtype), b_THP.to(x_THD.dtype), passed), -1)
+    pairs = a_THP.shape[-1]
+    y_THD = torch.empty_like(x_THD, memory_format=torch.contiguous_format)
+    y_THD[..., :pairs] = a_THP
+    y_THD[..., pairs : 2 * pairs] = b_THP
+    y_THD[..., 2 * pairs :] = x_THD[..., 2 * pairs :]
+    return y_THD
