@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from relax_core.algorithms import sequence_weights, token_weights
 from relax_core.loss import LossReducer
@@ -41,6 +41,7 @@ def test_weights_have_the_dtype_asked_for():
     assert token_weights("sequence_mean", MASK_T, LENGTHS).weight_T.dtype == torch.float32
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 6), st.integers(0, 3)), min_size=1, max_size=12),
     st.lists(st.integers(0, 2), min_size=12, max_size=12),

@@ -2,7 +2,7 @@ import asyncio
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from relax_core.data import DataConfig, load_prompts, load_samples, load_tokenizer
 from relax_core.data.arithmetic import generate, write_arithmetic
@@ -20,6 +20,7 @@ def test_digits_stand_alone_and_words_take_the_space_before_them(tokenizer):
     assert _pieces(tokenizer, "six + sixty six") == ["six", " + ", "sixty", " six"]
 
 
+@settings(deadline=None)
 @given(text=st.text(st.characters(min_codepoint=32, max_codepoint=126) | st.just("\n"), max_size=60))
 def test_ascii_text_comes_back_as_it_was(tokenizer, text):
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -2,12 +2,13 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from relax_core.data import Cursor, DataError
 from relax_core.data.cursor import epoch_order
 
 
+@settings(deadline=None)
 @given(
     size=st.integers(1, 12),
     seed=st.integers(0, 2**32 - 1),
@@ -26,6 +27,7 @@ def test_any_interruption_gives_the_same_draws(size, seed, shuffle, takes):
     assert resumed == whole
 
 
+@settings(deadline=None)
 @given(size=st.integers(1, 40), seed=st.integers(0, 2**32 - 1), epochs=st.integers(1, 4))
 def test_every_epoch_draws_every_row_once(size, seed, epochs):
     drawn = Cursor(size, seed=seed).take(size * epochs)

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from relax_core.data import DataError, Prompt
 from relax_core.data.split import split_held_out
@@ -10,6 +10,7 @@ def _prompts(texts):
     return [Prompt(str(n), np.array([1], dtype=np.int32), text) for n, text in enumerate(texts)]
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.sampled_from("abcdefghij"), min_size=2, max_size=30).filter(lambda t: len(set(t)) > 2),
     st.floats(0.01, 0.5),
