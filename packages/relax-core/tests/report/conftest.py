@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 
-HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'><b>bold</b> &lt;"
+HOSTILE = (
+    "</script ><script>window.hacked = 1</script><!--<script>"
+    "<img src=x onerror='window.hacked = 2'><b>bold</b> &lt;"
+)
 
 
 def write_lines(path: Path, records) -> None:

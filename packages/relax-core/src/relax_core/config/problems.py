@@ -56,13 +56,10 @@ def nearest(name: str, candidates: Iterable[str]) -> str | None:
     A dotted name is also compared by its last part: `lr` is near `trainer.lr`.
     """
     pool = list(dict.fromkeys(candidates))
-    last = name.rsplit(".", 1)[-1].replace("-", "_")
-    same = [candidate for candidate in pool if candidate.rsplit(".", 1)[-1] == last]
-    if same:
-        return max(same, key=lambda candidate: difflib.SequenceMatcher(None, name, candidate).ratio())
     found = difflib.get_close_matches(name, pool, n=1, cutoff=0.6)
     if found:
         return found[0]
     tails = {candidate.rsplit(".", 1)[-1]: candidate for candidate in reversed(pool)}
+    last = name.rsplit(".", 1)[-1].replace("-", "_")
     close = difflib.get_close_matches(last, tails, n=1, cutoff=0.75)
     return tails[close[0]] if close else None
