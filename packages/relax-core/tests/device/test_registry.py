@@ -66,6 +66,12 @@ def test_cuda_lists_its_visible_ids(monkeypatch):
     assert get_device("cuda").visible_ids() == ("2", "5")
 
 
+def test_cpu_is_always_available_and_cuda_when_torch_sees_a_gpu(monkeypatch):
+    assert get_device("cpu").available()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert not get_device("cuda").available()
+
+
 def test_a_rank_without_a_gpu_is_told_what_torch_sees(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(ValueError, match="local rank 1 needs 2 GPUs, but torch sees 1"):

@@ -21,6 +21,10 @@ class CpuDevice:
     visible_variable: str | None = None
     deterministic_variables: dict[str, str] = {}  # noqa: RUF012
 
+    def available(self) -> bool:
+        """Always."""
+        return True
+
     def prepare(self) -> None:
         """Installs the transfer (see `relax_core.device.cpu_transfer`)."""
         cpu_transfer.install()

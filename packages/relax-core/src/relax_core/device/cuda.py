@@ -19,6 +19,10 @@ class CudaDevice:
     visible_variable: str | None = "CUDA_VISIBLE_DEVICES"
     deterministic_variables: dict[str, str] = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # noqa: RUF012
 
+    def available(self) -> bool:
+        """Whether torch sees a GPU."""
+        return torch.cuda.is_available()
+
     def prepare(self) -> None:
         """Nothing: megatron-core is written for this device."""
 

@@ -42,6 +42,10 @@ class Device(Protocol):
     visible_variable: str | None
     deterministic_variables: dict[str, str]
 
+    def available(self) -> bool:
+        """Whether this machine has such a device that works; never raises."""
+        ...
+
     def prepare(self) -> None:
         """Makes this process fit for megatron-core: installs a transfer if needed. Idempotent."""
         ...

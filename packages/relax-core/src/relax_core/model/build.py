@@ -50,15 +50,14 @@ def build_model(
         recompute=recompute,
         random_weights=random_weights,
     )
-    built = Qwen35Model(
-        config,
-        model,
-        mtp=mtp or MtpConfig(),
-        pre_process=parallel_state.is_pipeline_first_stage(),
-        post_process=parallel_state.is_pipeline_last_stage(),
-    )
-    built.to(device)
-    return built
+    with torch.device(device):
+        return Qwen35Model(
+            config,
+            model,
+            mtp=mtp or MtpConfig(),
+            pre_process=parallel_state.is_pipeline_first_stage(),
+            post_process=parallel_state.is_pipeline_last_stage(),
+        )
 
 
 def _refuse_unbuilt(parallel: ParallelConfig) -> None:

@@ -2,6 +2,7 @@
 
 from relax_core.upstream.correction import Correction
 from relax_core.upstream.distributed_optimizer import FRESH_STATE, GROUP_ORDER, OWN_STEP, SEPARATE_STEPS
+from relax_core.upstream.import_time import JIT_FUSER
 from relax_core.upstream.moe_router import ROUTER_GEMM
 from relax_core.upstream.recompute import NORM_RECOMPUTE
 
@@ -12,6 +13,7 @@ _ALL: tuple[Correction, ...] = (
     GROUP_ORDER,
     ROUTER_GEMM,
     NORM_RECOMPUTE,
+    JIT_FUSER,
 )
 
 
