@@ -3,6 +3,7 @@ import json
 import logging
 import sys
 import types
+import warnings
 
 import pytest
 from relax_core.config import load_config
@@ -75,6 +76,13 @@ def test_as_many_samples_as_asked_for_are_kept(tmp_path):
         {"step": 1, "prompt": f"p{i}", "completion": "c", "reward": i, "advantage": 0.0} for i in range(2)
     ]
     run.directory.close()
+
+
+def test_sampling_for_an_evaluation_is_time_of_the_evaluation(run):
+    with run.open() as recorder:
+        with recorder.phase("eval"), recorder.phase("rollout"):
+            run.clock.now += 4
+        assert run.one_step(recorder, 1)["time"]["phases"] == {"eval": 4.0, "rollout": 2.0, "train": 1.0}
 
 
 def test_an_interrupted_run_leaves_the_same_lines_as_an_uninterrupted_one(run, tmp_path):
@@ -235,6 +243,7 @@ def test_log_levels_split_between_file_and_terminal(run, tmp_path):
         ours, other = logging.getLogger("relax_core.loop"), logging.getLogger("elsewhere")
         ours.debug("ours debug")
         ours.info("ours info")
+        warnings.warn("for developers", stacklevel=1)
         other.info("other info")
         try:
             raise ValueError("deep")
@@ -244,6 +253,7 @@ def test_log_levels_split_between_file_and_terminal(run, tmp_path):
     text = run.directory.log.read_text()
     assert "INFO relax_core.loop: ours info" in text
     assert "ValueError: deep" in text
+    assert "for developers" in text
     assert "debug" not in text
     assert "other info" not in text
     assert "after the end" not in text

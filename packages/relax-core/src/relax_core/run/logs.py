@@ -30,7 +30,7 @@ class _LogFile(logging.FileHandler):
 
 
 class _Terminal(logging.Handler):
-    """Prints above a live view without disturbing it."""
+    """Prints above a live view without disturbing it. Python warnings speak to developers: only the file."""
 
     def __init__(self, console: Console, mask: Masker) -> None:
         super().__init__(logging.WARNING)
@@ -38,6 +38,8 @@ class _Terminal(logging.Handler):
         self._mask = mask
 
     def emit(self, record: logging.LogRecord) -> None:
+        if record.name == "py.warnings":
+            return
         style = "red" if record.levelno >= logging.ERROR else "yellow"
         message = escape(self._mask(record.getMessage()))
         self._console.print(f"[{style}]{record.levelname.lower()}[/] {message}", soft_wrap=True)
@@ -63,6 +65,7 @@ def logging_to(path: Path, mask: Masker, console: Console, *, level: str) -> Ite
     root = logging.getLogger()
     ours = [logging.getLogger(name) for name in _OURS]
     before = [logger.level for logger in ours]
+    logging.captureWarnings(True)
     root.addHandler(file)
     root.addHandler(terminal)
     for logger in ours:
@@ -72,6 +75,7 @@ def logging_to(path: Path, mask: Masker, console: Console, *, level: str) -> Ite
     finally:
         for logger, old in zip(ours, before, strict=True):
             logger.setLevel(old)
+        logging.captureWarnings(False)
         root.removeHandler(terminal)
         root.removeHandler(file)
         file.close()

@@ -102,15 +102,16 @@ class Recorder:
     def phase(self, name: str) -> Iterator[None]:
         """Counts the time inside the `with` block for a phase (see `relax_core.run.metrics.PHASES`).
 
-        Phases may nest: the inner one's time is its own only.
+        Phases may nest: the inner one's time is its own only. But all of an evaluation is `eval`, so that the
+        rates of sampling and scoring are those of training batches.
 
         Raises:
             ValueError: there is no such phase.
         """
         if name not in PHASES:
             raise ValueError(f"there is no phase {name!r}; phases are {', '.join(PHASES)}")
-        with self._timer.phase(name):
-            self._progress.phase(name)
+        with self._timer.phase("eval" if self._timer.current == "eval" else name):
+            self._progress.phase(self._timer.current)
             yield
         self._progress.phase(self._timer.current)
 
