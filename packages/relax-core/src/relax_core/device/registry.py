@@ -18,6 +18,11 @@ def device_names() -> tuple[str, ...]:
     return tuple(sorted({*_BUILT_IN, *(entry.name for entry in entry_points(group=GROUP))}))
 
 
+def _members(protocol: type) -> list[str]:
+    """What a class must have to be a `protocol`."""
+    return sorted({*protocol.__annotations__, *(n for n in vars(protocol) if not n.startswith("_"))})
+
+
 @functools.cache
 def get_device(name: str) -> Device:
     """The device called `name`, one object per process.
@@ -35,5 +40,9 @@ def get_device(name: str) -> Device:
         )
     device = found[name].load()()
     if not isinstance(device, Device):
-        raise TypeError(f"entry point {name!r} of {GROUP!r} gives {type(device).__name__}, not a Device")
+        missing = [member for member in _members(Device) if not hasattr(device, member)]
+        raise TypeError(
+            f"entry point {name!r} of {GROUP!r} gives {type(device).__name__}, not a Device: "
+            f"it lacks {', '.join(missing)}"
+        )
     return device
