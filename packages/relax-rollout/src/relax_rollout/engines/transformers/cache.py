@@ -86,6 +86,7 @@ class KeyValueLayer(CacheLayerMixin):  # type: ignore[misc]
 class StateLayer(LinearAttentionCacheLayerMixin):  # type: ignore[misc]
     """Convolution tail [N, C, W] and recurrent state [N, U, K, V] of one delta-net layer.
 
+    The tail is a view of [W, N, C] memory, so that a step of the convolution reads and shifts whole planes.
     The recurrent state keeps the dtype in which it was computed (float32, also for a bfloat16 model).
     """
 
@@ -96,7 +97,7 @@ class StateLayer(LinearAttentionCacheLayerMixin):  # type: ignore[misc]
 
     def update_conv_state(self, conv_states: Tensor, **kwargs: Any) -> Tensor:
         """Take the tail of a prefill."""
-        self.conv_states = conv_states.contiguous()
+        self._set_tail(conv_states.permute(2, 0, 1).contiguous())
         self.has_previous_state = self.is_conv_states_initialized = True
         return self.conv_states
 
@@ -106,14 +107,17 @@ class StateLayer(LinearAttentionCacheLayerMixin):  # type: ignore[misc]
         self.is_recurrent_states_initialized = True
         return self.recurrent_states
 
+    def _set_tail(self, tail_WNC: Tensor) -> None:
+        self.conv_states = tail_WNC.permute(1, 2, 0)
+
     def select(self, index_N: Tensor, drop: int, room: int) -> None:
         """Keep these rows."""
-        self.conv_states = self.conv_states.index_select(0, index_N)
+        self._set_tail(self.conv_states.permute(2, 0, 1).index_select(1, index_N))
         self.recurrent_states = self.recurrent_states.index_select(0, index_N)
 
     def merge(self, other: "StateLayer") -> None:
         """Put ``other``'s rows below."""
-        self.conv_states = torch.cat([self.conv_states, other.conv_states])
+        self._set_tail(torch.cat([layer.conv_states.permute(2, 0, 1) for layer in (self, other)], dim=1))
         self.recurrent_states = torch.cat([self.recurrent_states, other.recurrent_states])
 
 

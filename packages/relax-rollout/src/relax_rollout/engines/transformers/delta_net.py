@@ -1,6 +1,6 @@
 """Faster gated delta rule for the model's own modules, where they would use transformers' plain torch one.
 
-N rows, U value heads, K key dim, V value dim; g is the log of the decay.
+N rows, U value heads, K key dim, V value dim, C channels, W conv width; g is the log of the decay.
 Formula: Yang, Kautz, Hatamizadeh 2024, "Gated Delta Networks", eq. 10.
 """
 
@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 log = logging.getLogger(__name__)
@@ -64,8 +65,36 @@ def recurrent_step(
     return (out * dim_k**-0.5).view(rows, 1, heads, -1).to(query.dtype), initial_state
 
 
+def convolution_step(
+    hidden_states: Tensor, conv_state: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None
+) -> Tensor:
+    """One token per row through the causal convolution, the tail shifted in place.
+
+    Args:
+        hidden_states: [N, C, 1], the new inputs.
+        conv_state: [N, C, W], the last W inputs; fast if it is a view of [W, N, C] memory.
+        weight: [C, W].
+        bias: [C] or None.
+        activation: the model's, "silu" for all models that have this module.
+
+    Returns:
+        [N, C, 1] after the activation (SiLU), in the dtype of ``hidden_states``.
+    """
+    tail_WNC = conv_state.permute(2, 0, 1)
+    for place in range(len(tail_WNC) - 1):
+        tail_WNC[place].copy_(tail_WNC[place + 1])
+    tail_WNC[-1].copy_(hidden_states[:, :, 0])
+    weight_WC = weight.t().float().contiguous()
+    out_NC = tail_WNC[0] * weight_WC[0]
+    for place in range(1, len(tail_WNC)):
+        out_NC = out_NC.addcmul_(tail_WNC[place], weight_WC[place])
+    if bias is not None:
+        out_NC += bias
+    return F.silu(out_NC).to(hidden_states.dtype)[:, :, None]
+
+
 def use_fast_delta_rule(model: nn.Module) -> int:
-    """Give every delta-net module on the plain torch rule our step, and on the CPU a short prefill chunk.
+    """Give every delta-net module on the plain torch rule our steps, and on the CPU a short prefill chunk.
 
     Modules that found a fast kernel library keep it.
 
@@ -81,6 +110,8 @@ def use_fast_delta_rule(model: nn.Module) -> int:
             continue
         rule: Any = module
         rule.recurrent_gated_delta_rule = recurrent_step
+        if rule.causal_conv1d_update is getattr(home, "torch_causal_conv1d_update", None):
+            rule.causal_conv1d_update = convolution_step
         if rule.chunk_gated_delta_rule is plain_chunk and next(module.parameters()).device.type == "cpu":
             rule.chunk_gated_delta_rule = functools.partial(plain_chunk, chunk_size=PREFILL_CHUNK)
         changed += 1

@@ -127,12 +127,14 @@ class Scheduler:
         self._requeue()
         self.released = True
         if torch.device(self._config.device).type != "cpu":
-            self.model.to("cpu")
+            with torch.inference_mode(False):
+                self.model.to("cpu")
             torch.accelerator.empty_cache()
 
     def reclaim(self) -> None:
         """Undo :meth:`release`."""
-        self.model.to(self._config.device)
+        with torch.inference_mode(False):
+            self.model.to(self._config.device)
         self.released = False
 
     def _all_rows(self) -> list[Row]:
