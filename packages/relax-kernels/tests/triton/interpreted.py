@@ -80,7 +80,8 @@ def results(function: Callable[..., Any], tensors: Any, options: dict[str, Any])
 def main() -> None:
     accept_arrays_of_one()
     # Small pieces, so that the small inputs here have several.
-    conv.TOKENS, conv.CHANNELS, logprob.STEP, logprob.MIN_SLICE = 16, 16, 64, 256
+    conv.FORWARD, conv.BACKWARD = {"L": 16, "B": 16}, {"L": 16, "B": 16}
+    logprob.STEP, logprob.MIN_SLICE = 64, 256
     logprob.LOGITS_AT_ONCE = 13 * 256
     norms.TILE = 128
     for op, (tensors, options) in calls().items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -48,12 +49,17 @@ class TritonBackend:
 
     def implementation(self, op: str) -> Callable[..., Any]:
         """Return the function for an operator; imports triton."""
-        function: Callable[..., Any] = getattr(import_module(f"{_FOLDER}.{OPERATORS[op][0]}"), op)
-        return function
+        return _function(op)
 
     def describe(self, call: Call) -> str:
         """Name what would run."""
         return OPERATORS[call.op][1]
+
+
+@cache
+def _function(op: str) -> Callable[..., Any]:
+    function: Callable[..., Any] = getattr(import_module(f"{_FOLDER}.{OPERATORS[op][0]}"), op)
+    return function
 
 
 def create() -> TritonBackend:

@@ -19,8 +19,8 @@ from relax_kernels.triton_backend.jit import apply
 from relax_kernels.triton_backend.launch import dense_rows, on_device_of
 
 MAX_TAPS = 4
-TOKENS = 128
-CHANNELS = 512
+FORWARD = {"L": 16, "B": 256, "num_warps": 4}
+BACKWARD = {"L": 128, "B": 512, "num_warps": 4}
 
 
 def _ages(lengths: CuSeqlens, device: torch.device) -> torch.Tensor:
@@ -48,15 +48,12 @@ class _Conv(torch.autograd.Function):
         options = {
             "C": C,
             "TAPS": weight_CW.shape[1],
-            "B": min(CHANNELS, triton.next_power_of_2(C)),
-            "L": TOKENS,
             "HAS_BIAS": bias_C is not None,
             "SILU": silu,
-            "num_warps": 4,
         }
         if T:
             with on_device_of(x_TC):
-                conv_kernel[(triton.cdiv(T, TOKENS) * triton.cdiv(C, options["B"]),)](
+                conv_kernel[(triton.cdiv(T, FORWARD["L"]) * triton.cdiv(C, FORWARD["B"]),)](
                     x_TC,
                     weight_CW,
                     weight_CW if bias_C is None else bias_C.contiguous(),
@@ -65,6 +62,7 @@ class _Conv(torch.autograd.Function):
                     T,
                     x_TC.stride(0),
                     **options,
+                    **FORWARD,
                 )
         ctx.save_for_backward(x_TC, weight_CW, bias_C, ages_T)
         ctx.options = options
@@ -77,7 +75,7 @@ class _Conv(torch.autograd.Function):
         dy_TC = dense_rows(dy_TC)
         T, C = x_TC.shape
         W = weight_CW.shape[1]
-        programs = triton.cdiv(T, TOKENS)
+        programs = triton.cdiv(T, BACKWARD["L"])
         dx_TC = torch.empty(T, C, dtype=x_TC.dtype, device=x_TC.device)
         dtaps_P4C = torch.empty(programs, MAX_TAPS, C, dtype=torch.float32, device=x_TC.device)
         dbias_PC = None
@@ -85,7 +83,7 @@ class _Conv(torch.autograd.Function):
             dbias_PC = torch.empty(programs, C, dtype=torch.float32, device=x_TC.device)
         if T:
             with on_device_of(x_TC):
-                conv_backward_kernel[(programs * triton.cdiv(C, ctx.options["B"]),)](
+                conv_backward_kernel[(programs * triton.cdiv(C, BACKWARD["B"]),)](
                     x_TC,
                     weight_CW,
                     weight_CW if bias_C is None else bias_C.contiguous(),
@@ -98,6 +96,7 @@ class _Conv(torch.autograd.Function):
                     x_TC.stride(0),
                     dy_TC.stride(0),
                     **ctx.options,
+                    **BACKWARD,
                 )
         dweight_CW = dtaps_P4C.sum(0)[:W].flip(0).T.to(weight_CW.dtype)
         dbias_C = None if bias_C is None or dbias_PC is None else dbias_PC.sum(0).to(bias_C.dtype)

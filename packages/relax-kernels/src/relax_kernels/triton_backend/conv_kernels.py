@@ -1,8 +1,9 @@
 """Kernels of the causal depthwise convolution of up to four taps over packed sequences.
 
-T tokens, C channels, B channels and L tokens of one program. A program walks through its tokens and keeps the
-last three inputs of its channels in registers, so that every input is read once; `ages` holds each token's
-place in its own sequence, and a window never reaches back further than that.
+T tokens, C channels, B channels and L tokens of one program. `ages` holds each token's place in its own
+sequence: a window never reaches back further than that. The backward kernel walks through its tokens and
+keeps what it needs of the last three in registers, so that every input is read once and every activation
+computed once.
 """
 
 from __future__ import annotations
@@ -28,52 +29,27 @@ def conv_kernel(
     HAS_BIAS: tl.constexpr,
     SILU: tl.constexpr,
 ) -> None:
-    """Write y; grid (ceil(T / L) * ceil(C / B),)."""
+    """Write y of L tokens and B channels; grid (ceil(T / L) * ceil(C / B),).
+
+    Each tap loads its own shifted tile: all but one of those loads are served by the cache.
+    """
     parts: tl.constexpr = (C + B - 1) // B
     channel = (tl.program_id(0) % parts) * B + tl.arange(0, B)
     inside = channel < C
-    start = (tl.program_id(0) // parts) * L
-    tap_0 = tl.load(weight + channel * TAPS + (TAPS - 1), mask=inside, other=0.0).to(tl.float32)
-    tap_1 = tl.load(weight + channel * TAPS + (TAPS - 2), mask=inside, other=0.0).to(tl.float32)
-    tap_2 = tl.load(weight + channel * TAPS + (TAPS - 3), mask=inside & (TAPS > 2), other=0.0).to(tl.float32)
-    tap_3 = tl.load(weight + channel * TAPS + (TAPS - 4), mask=inside & (TAPS > 3), other=0.0).to(tl.float32)
-    shift = tl.zeros([B], tl.float32)
+    token = (tl.program_id(0) // parts) * L + tl.arange(0, L)
+    age = tl.load(ages + token, mask=token < tokens, other=-1)
+    y_LB = tl.zeros([L, B], tl.float32)
     if HAS_BIAS:
-        shift += tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
-
-    x_place = x + start.to(tl.int64) * x_stride_t + channel
-    y_place = y + start.to(tl.int64) * C + channel
-    age = tl.load(ages + start)
-    back_1 = tl.load(x_place - x_stride_t, mask=inside & (age > 0), other=0.0).to(tl.float32)
-    back_2 = tl.load(x_place - 2 * x_stride_t, mask=inside & (age > 1), other=0.0).to(tl.float32)
-    back_3 = tl.load(x_place - 3 * x_stride_t, mask=inside & (age > 2), other=0.0).to(tl.float32)
-    steps = tl.minimum(L, tokens - start)
-    # Four tokens are on their way while one is worked on.
-    coming_0 = tl.load(x_place, mask=inside, other=0.0)
-    coming_1 = tl.load(x_place + x_stride_t, mask=inside & (steps > 1), other=0.0)
-    coming_2 = tl.load(x_place + 2 * x_stride_t, mask=inside & (steps > 2), other=0.0)
-    coming_3 = tl.load(x_place + 3 * x_stride_t, mask=inside & (steps > 3), other=0.0)
-    x_place += 4 * x_stride_t
-    for step in range(steps):
-        now = coming_0.to(tl.float32)
-        coming_0 = coming_1
-        coming_1 = coming_2
-        coming_2 = coming_3
-        coming_3 = tl.load(x_place, mask=inside & (step + 4 < steps), other=0.0)
-        x_place += x_stride_t
-        age = tl.load(ages + start + step)
-        if age == 0:
-            back_1 = tl.zeros([B], tl.float32)
-            back_2 = tl.zeros([B], tl.float32)
-            back_3 = tl.zeros([B], tl.float32)
-        y_B = shift + tap_0 * now + tap_1 * back_1 + tap_2 * back_2 + tap_3 * back_3
-        if SILU:
-            y_B = y_B * tl.sigmoid(y_B)
-        tl.store(y_place, y_B.to(y.dtype.element_ty), mask=inside)
-        y_place += C
-        back_3 = back_2
-        back_2 = back_1
-        back_1 = now
+        y_LB += tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)[None, :]
+    for back in tl.static_range(TAPS):
+        tap_B = tl.load(weight + channel * TAPS + (TAPS - 1 - back), mask=inside, other=0.0).to(tl.float32)
+        place = (token - back).to(tl.int64)[:, None] * x_stride_t + channel[None, :]
+        x_LB = tl.load(x + place, mask=(age >= back)[:, None] & inside[None, :], other=0.0)
+        y_LB += tap_B[None, :] * x_LB.to(tl.float32)
+    if SILU:
+        y_LB *= tl.sigmoid(y_LB)
+    place = token.to(tl.int64)[:, None] * C + channel[None, :]
+    tl.store(y + place, y_LB.to(y.dtype.element_ty), mask=(age >= 0)[:, None] & inside[None, :])
 
 
 @jit

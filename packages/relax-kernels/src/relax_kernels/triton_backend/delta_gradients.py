@@ -213,3 +213,27 @@ def gradients_kernel(
         k_again = tl.load(k_place, mask=valid[:, None], other=0.0).to(tl.float32) * k_factor_C[:, None]
         dk_CK = (dk_CK - k_again * tl.sum(dk_CK * k_again, axis=1)[:, None]) * k_factor_C[:, None]
     tl.store(dk + first + tile_CK, dk_CK.to(dk.dtype.element_ty), mask=valid[:, None])
+
+
+@jit
+def decay_kernel(
+    row_gains: tl.tensor,
+    chunk_gains: tl.tensor,
+    dg: tl.tensor,
+    chunk_starts: tl.tensor,
+    chunk_ends: tl.tensor,
+    U: tl.constexpr,
+    C: tl.constexpr,
+) -> None:
+    """Add up dG of one chunk and value head to dg: over the tokens from each on, and <S', dS'>; grid (M *
+    U,).
+    """
+    u = tl.program_id(0) % U
+    chunk = tl.program_id(0) // U
+    start = tl.load(chunk_starts + chunk)
+    row = tl.arange(0, C)
+    ddecay_C = tl.load(row_gains + tl.program_id(0).to(tl.int64) * C + row)
+    gain = tl.load(chunk_gains + tl.program_id(0))
+    dg_C = tl.sum(ddecay_C, axis=0) - tl.cumsum(ddecay_C, axis=0) + ddecay_C + gain
+    inside = row < tl.load(chunk_ends + chunk) - start
+    tl.store(dg + (start + row).to(tl.int64) * U + u, dg_C, mask=inside)

@@ -7,8 +7,8 @@ chunk of one key head and the GROUP value heads that read it. With k and q norma
     inverse = (I + A)^-1,  A = strictly lower part of beta_i (k_i . k_j) D_ij
     scores  = lower part of scale (q_i . k_j) D_ij
 
-and the per-token vectors G, beta, 1 / |q| and 1 / |k|. Queries and keys themselves are never rewritten: the
-norms enter the products as row and column factors.
+and the per-token vectors G, beta, 1 / |q| and 1 / |k|, the last three 0 past the end of a sequence. Queries
+and keys themselves are never rewritten: the norms enter the products as row and column factors.
 """
 
 from __future__ import annotations
@@ -20,37 +20,23 @@ from relax_kernels.triton_backend.jit import jit
 
 @jit
 def unit_lower_inverse(
-    a_CC: tl.tensor, C: tl.constexpr, B: tl.constexpr, PRECISION: tl.constexpr
+    a_CC: tl.tensor, C: tl.constexpr, LEVELS: tl.constexpr, LOW: tl.constexpr
 ) -> tl.tensor:
-    """Return (I + a)^-1 for a strictly lower triangular float32 a; C = 4 B.
+    """Return (I + a)^-1 for a strictly lower triangular float32 a; C = 2 ** LEVELS.
 
-    The B x B blocks on the diagonal by forward substitution, all at once; then twice
-    inv <- inv - inv (blocks between the halves) inv, which is exact because those blocks are nilpotent.
+    The inverses of the blocks on the diagonal, of twice the size at each level:
+    inv <- inv - inv (what lies below the diagonal between two blocks) inv. That is exact, as substitution is,
+    and nothing in it grows where the inverse does not. Factors of the products are rounded to LOW.
     """
-    blocks: tl.constexpr = C // B
-    block = tl.arange(0, blocks)
-    on_diagonal = block[:, None, None, None] == block[None, None, :, None]
-    a_NBB = tl.sum(tl.where(on_diagonal, tl.reshape(a_CC, [blocks, B, blocks, B]), 0.0), axis=2)
-    row = tl.arange(0, B)
-    inverse_NBB = -a_NBB
-    for i in range(2, B):
-        this_row = (row == i)[None, :, None]
-        a_NB = tl.sum(tl.where(this_row, a_NBB, 0.0), axis=1)
-        new_NB = -a_NB - tl.sum(a_NB[:, :, None] * inverse_NBB, axis=1)
-        inverse_NBB = tl.where(this_row, new_NB[:, None, :], inverse_NBB)
-    inverse_NBB += tl.where((row[:, None] == row[None, :])[None, :, :], 1.0, 0.0)
-    spread = tl.where(on_diagonal, inverse_NBB[:, :, None, :], 0.0)
-    inverse_CC = tl.reshape(spread, [C, C])
-
-    index = tl.arange(0, C)
-    small = (index[:, None] // B) == (index[None, :] // B)
-    large = (index[:, None] // (2 * B)) == (index[None, :] // (2 * B))
-    below_CC = tl.where(large & (small == 0), a_CC, 0.0)
-    step_CC = tl.dot(inverse_CC, below_CC, input_precision=PRECISION)
-    inverse_CC -= tl.dot(step_CC, inverse_CC, input_precision=PRECISION)
-    below_CC = tl.where(large, 0.0, a_CC)
-    step_CC = tl.dot(inverse_CC, below_CC, input_precision=PRECISION)
-    inverse_CC -= tl.dot(step_CC, inverse_CC, input_precision=PRECISION)
+    row = tl.arange(0, C)[:, None]
+    column = tl.arange(0, C)[None, :]
+    inverse_CC = tl.where(row == column, 1.0, tl.where(row // 2 == column // 2, -a_CC, 0.0))
+    for level in tl.static_range(1, LEVELS):
+        between = (row >> level != column >> level) & (row >> (level + 1) == column >> (level + 1))
+        below_CC = tl.where(between, a_CC, 0.0).to(LOW)
+        low_CC = inverse_CC.to(LOW)
+        step_CC = tl.dot(low_CC, below_CC)
+        inverse_CC -= tl.dot(step_CC.to(LOW), low_CC)
     return inverse_CC
 
 
@@ -81,7 +67,8 @@ def prepare_kernel(
     C: tl.constexpr,
     L2NORM: tl.constexpr,
     EPS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    LEVELS: tl.constexpr,
+    LOW: tl.constexpr,
 ) -> None:
     """Write the tables of one chunk and one key head; grid (M * H,)."""
     chunk = tl.program_id(0) // H
@@ -104,6 +91,8 @@ def prepare_kernel(
     else:
         q_factor_C = tl.full([C], 1.0, tl.float32)
         k_factor_C = tl.full([C], 1.0, tl.float32)
+    q_factor_C = tl.where(valid, q_factor_C, 0.0)
+    k_factor_C = tl.where(valid, k_factor_C, 0.0)
     vectors = chunk.to(tl.int64) * H + head
     tl.store(q_factor + vectors * C + row, q_factor_C)
     tl.store(k_factor + vectors * C + row, k_factor_C)
@@ -120,7 +109,7 @@ def prepare_kernel(
         decay_C = tl.cumsum(g_C, axis=0)
         ratio_CC = tl.exp(tl.where(lower, decay_C[:, None] - decay_C[None, :], float("-inf")))
         a_CC = tl.where(below, keys_CC * ratio_CC * beta_C[:, None], 0.0)
-        inverse_CC = unit_lower_inverse(a_CC, C, C // 4, PRECISION)
+        inverse_CC = unit_lower_inverse(a_CC, C, LEVELS, LOW)
 
         table = chunk.to(tl.int64) * (H * GROUP) + u
         tl.store(decay + table * C + row, decay_C)

@@ -30,6 +30,9 @@ class Rows(NamedTuple):
 
 def as_rows(tensor: torch.Tensor) -> Rows:
     """See a tensor [..., D] as rows; it is copied if two strides do not describe them."""
+    if tensor.is_contiguous():
+        width = tensor.shape[-1]
+        return Rows(tensor, tensor.numel() // width if width else 0, 1, width, 0)
     tensor = dense_rows(tensor)
     axes = _merged(tensor)
     if len(axes) > 2:
