@@ -8,6 +8,7 @@ from relax_core.cli.train import main
 from relax_core.config import RelaxConfig, load_config
 from relax_core.config.fields import field_rows
 from relax_core.config.yaml_text import parse_yaml
+from relax_core.recipes import read_recipe
 
 
 @pytest.fixture
@@ -158,14 +159,18 @@ def test_the_directory_is_free_again_after_a_failure(folder, loop):
     assert main(["--resume", "runs/mine"]) == 0
 
 
-def test_a_finished_run_has_its_report(folder, loop):
+def test_a_finished_run_has_its_report(folder, loop, capsys):
     def act(config, directory):
         directory.metrics.write_text('{"step": 1, "reward": 0.5}\n')
-        directory.write_json(directory.summary, {"steps": 1})
+        summary = {"steps": 1, "eval_metric": "accuracy", "eval_before": 0.25, "eval_after": 0.75}
+        directory.write_json(directory.summary, summary)
         return "finished"
 
     loop.act = act
     assert main(["--run.name", "mine"]) == 0
+    assert capsys.readouterr().err == (
+        "Held-out accuracy: 0.25 before, 0.75 after\nFinished: runs/mine; open runs/mine/report.html\n"
+    )
     assert "<!doctype html>" in (folder / "runs/mine/report.html").read_text()
 
 
@@ -189,9 +194,11 @@ def test_help_explains_every_field_with_unit_and_default(capsys):
     for row in field_rows(RelaxConfig):
         assert f"--{row.name} {row.kind}" in shown
         assert " ".join(row.doc.split()) in shown
-    assert "--rollout.max_new_tokens INTEGER (default 1024, quickstart sets 8)" in shown
+    sets = read_recipe("quickstart").values
+    longest = sets["rollout"]["max_new_tokens"]
+    assert f"--rollout.max_new_tokens INTEGER (default 1024, quickstart sets {longest})" in shown
     assert "Length at which a completion is cut. [tokens] An integer, at least 1." in shown
-    assert "--data.path TEXT (required, quickstart sets quickstart)" in shown
+    assert f"--data.path TEXT (required, quickstart sets {sets['data']['path']})" in shown
 
 
 def test_help_shows_what_the_users_recipe_sets(folder, capsys):

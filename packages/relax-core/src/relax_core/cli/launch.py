@@ -3,7 +3,7 @@
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -17,6 +17,7 @@ from relax_core.config.yaml_text import YamlError, parse_yaml
 from relax_core.run.directory import RunDirectory
 from relax_core.run.files import RunDirectoryError
 from relax_core.run.logs import logging_to
+from relax_core.run.words import number
 
 logger = logging.getLogger(__name__)
 
@@ -116,8 +117,17 @@ def _run(config: RelaxConfig, directory: RunDirectory, console: Console, *, resu
     if outcome == "interrupted":
         console.print(f"Interrupted. Go on with: relax-train --resume {directory.path}", soft_wrap=True)
         return 130
-    console.print(f"Finished: {directory.path}", soft_wrap=True)
+    for line in _closing_lines(directory):
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
     return 0
+
+
+def _closing_lines(directory: RunDirectory) -> Iterator[str]:
+    summary = directory.read_summary()
+    before, after = summary.get("eval_before"), summary.get("eval_after")
+    if before is not None and after is not None:
+        yield f"Held-out {summary['eval_metric']}: {number(before)} before, {number(after)} after"
+    yield f"Finished: {directory.path}" + (f"; open {directory.report}" if directory.report.exists() else "")
 
 
 def _draw_report(directory: RunDirectory) -> None:

@@ -136,10 +136,18 @@ class RunDirectory:
         Raises:
             RunDirectoryError: there is no summary, or it is damaged.
         """
+        steps: int = self.read_summary()["steps"]
+        return steps
+
+    def read_summary(self) -> dict[str, Any]:
+        """The outcome of a finished run; raises like `steps_done`."""
         try:
-            return int(json.loads(self.summary.read_bytes())["steps"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            summary = json.loads(self.summary.read_bytes())
+        except (OSError, ValueError) as error:
             raise RunDirectoryError(f"{self.summary} cannot be read: {error}") from error
+        if not isinstance(summary, dict) or not isinstance(summary.get("steps"), int):
+            raise RunDirectoryError(f"{self.summary} cannot be read: it is no summary of a run")
+        return summary
 
     def reopen(self, config: "RelaxConfig") -> None:
         """Prepares to go on with the run: writes its config as it is now, and takes the end mark away."""

@@ -35,8 +35,8 @@ function ticks(low, high, count, whole = false) {
 // An axis from data in [low, high] to pixels in [from, to], with air around data that is flat but for rounding.
 function axis(low, high, from, to) {
   if (!(high - low > 1e-9 * Math.max(Math.abs(low), Math.abs(high)))) {
-    const air = Math.abs(low) * 0.1 || 0.5;
-    [low, high] = [low - air, high + air];
+    const air = Math.abs(low) * 0.1;
+    [low, high] = air ? [low - air, high + air] : [0, 1];
   }
   const place = (value) => from + ((value - low) / (high - low)) * (to - from);
   place.low = low;
