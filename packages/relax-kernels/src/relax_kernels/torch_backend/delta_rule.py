@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from relax_kernels.cu_seqlens import CuSeqlens
 from relax_kernels.torch_backend import delta_chunks
-from relax_kernels.torch_backend.chunks import ChunkGrid, grids_of
+from relax_kernels.torch_backend.chunks import ChunkLayout
 from relax_kernels.torch_backend.delta_chunks import ChunkInputs, KeptChunks
 from relax_kernels.torch_backend.delta_step import L2_EPS
 from relax_kernels.torch_backend.typed import accumulation_dtype, apply
@@ -37,10 +37,10 @@ def gated_delta_rule(
     """See `relax_kernels.gated_delta_rule`."""
     _, U, V = v_TUV.shape
     cells = max(1, GRID_ELEMENTS // max(1, U * max(V, q_THK.shape[2])))
-    grids = grids_of(cu_seqlens, cells, q_THK.device)
+    layout = ChunkLayout.of(cu_seqlens, cells, q_THK.device)
     tensors = (q_THK, k_THK, v_TUV, g_TU, beta_TU, initial_state_NUKV)
     result: tuple[torch.Tensor, torch.Tensor | None] = apply(
-        _DeltaRule, *tensors, grids, len(cu_seqlens), scale, qk_l2norm, output_final_state
+        _DeltaRule, *tensors, layout, len(cu_seqlens), scale, qk_l2norm, output_final_state
     )
     return result
 
@@ -55,7 +55,7 @@ class _DeltaRule(torch.autograd.Function):
         g_TU: torch.Tensor,
         beta_TU: torch.Tensor,
         initial_NUKV: torch.Tensor | None,
-        grids: tuple[ChunkGrid, ...],
+        layout: ChunkLayout,
         sequences: int,
         scale: float,
         l2norm: bool,
@@ -63,24 +63,26 @@ class _DeltaRule(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         working = accumulation_dtype(q_THK.dtype)
         inputs = (q_THK, k_THK, v_TUV, g_TU, beta_TU)
-        o_TUV = torch.empty_like(v_TUV, memory_format=torch.contiguous_format)
         final_NUKV = _final_states(v_TUV, q_THK.shape[2], initial_NUKV, sequences) if with_final else None
+        spread = zip(*(layout.spread(tensor.to(working)) for tensor in inputs), strict=True)
         saved: list[torch.Tensor | None] = []
-        for grid in grids:
-            q, k, v, g, beta = (grid.spread(tensor.to(working)) for tensor in inputs)
+        outputs = []
+        for grid, tensors in zip(layout.grids, spread, strict=True):
+            q, k, v, g, beta = tensors
             q_inverse = k_inverse = None
             if l2norm:
                 (q, q_inverse), (k, k_inverse) = _normalise(q), _normalise(k)
-            x = ChunkInputs(q.mul_(scale) if l2norm else q * scale, k, v, g.cumsum(-1), beta)
+            x = ChunkInputs(q * scale, k, v, g.cumsum(-1), beta)
             initial = None if initial_NUKV is None else initial_NUKV[grid.sequence_N].to(working)
             o, final, kept = delta_chunks.forward(grid, x, initial, with_final)
-            grid.collect(o, o_TUV)
+            outputs.append(o)
             if final_NUKV is not None:
                 final_NUKV[grid.sequence_N] = final
             saved += [x.q_MHCK, x.k_MHCK, x.v_MUCV, x.G_MUC, x.beta_MUC, *kept, q_inverse, k_inverse]
+        o_TUV = layout.collect(outputs, v_TUV.shape[1:], v_TUV.dtype)
         ctx.save_for_backward(*saved)
-        ctx.grids, ctx.scale, ctx.with_final = grids, scale, with_final
-        ctx.like = tuple((tensor.shape, tensor.dtype) for tensor in inputs)
+        ctx.layout, ctx.scale, ctx.with_final = layout, scale, with_final
+        ctx.like = tuple((tensor.shape[1:], tensor.dtype) for tensor in inputs)
         ctx.initial_like = None if initial_NUKV is None else (initial_NUKV.shape, initial_NUKV.dtype)
         return o_TUV, final_NUKV
 
@@ -90,7 +92,6 @@ class _DeltaRule(torch.autograd.Function):
         ctx: Any, do_TUV: torch.Tensor, dfinal_NUKV: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, ...]:
         working = accumulation_dtype(do_TUV.dtype)
-        grads = [do_TUV.new_empty(shape, dtype=dtype) for shape, dtype in ctx.like]
         dinitial = None
         if ctx.initial_like is not None:
             shape, dtype = ctx.initial_like
@@ -101,21 +102,21 @@ class _DeltaRule(torch.autograd.Function):
                 else dfinal_NUKV.to(dtype, copy=True)
             )
         saved = iter(ctx.saved_tensors)
-        for grid in ctx.grids:
+        parts = []
+        for grid, do in zip(ctx.layout.grids, ctx.layout.spread(do_TUV.to(working)), strict=True):
             q, k, v, G, beta, inverse, d, X, states, q_inverse, k_inverse = (next(saved) for _ in range(11))
             x = ChunkInputs(q, k, v, G, beta)
             kept = KeptChunks(inverse, d, X, states)
-            do = grid.spread(do_TUV.to(working))
             dfinal = None if dfinal_NUKV is None else dfinal_NUKV[grid.sequence_N]
             grad = delta_chunks.backward(grid, x, kept, do, dfinal, has_initial=dinitial is not None)
             dq, dk = grad.dq_MHCK, grad.dk_MHCK
             if q_inverse is not None:
                 dq, dk = _normalise_back(dq, q / ctx.scale, q_inverse), _normalise_back(dk, k, k_inverse)
             dq = dq * ctx.scale
-            for dx, into in zip((dq, dk, grad.dv_MUCV, grad.dg_MUC, grad.dbeta_MUC), grads, strict=True):
-                grid.collect(dx, into)
+            parts.append((dq, dk, grad.dv_MUCV, grad.dg_MUC, grad.dbeta_MUC))
             if dinitial is not None and grad.dinitial_NUKV is not None:
                 dinitial[grid.sequence_N] = grad.dinitial_NUKV.to(dinitial.dtype)
+        grads = (ctx.layout.collect([part[i] for part in parts], *like) for i, like in enumerate(ctx.like))
         return (*grads, dinitial, None, None, None, None, None)
 
 
