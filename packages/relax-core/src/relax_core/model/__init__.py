@@ -1,11 +1,26 @@
-"""Qwen3.5 on megatron-core: our modules, plugged into Megatron's block and layer through specs."""
+"""Qwen3.5 on megatron-core: our modules, plugged into Megatron's block and layer through specs.
 
-from relax_core.model.build import build_model
-from relax_core.model.config import Qwen35Config, UnsupportedModelError
-from relax_core.model.head import TokenLogProbs
-from relax_core.model.mtp_config import MtpConfig
-from relax_core.model.qwen35 import Qwen35Model
+Importing this package must stay free of torch and Megatron: `relax-train --help` reads its config sections.
+"""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from relax_core.model.build import build_model
+    from relax_core.model.config import Qwen35Config, UnsupportedModelError
+    from relax_core.model.head import TokenLogProbs
+    from relax_core.model.mtp_config import MtpConfig
+    from relax_core.model.qwen35 import Qwen35Model
+
+_HOMES = {
+    "MtpConfig": "mtp_config",
+    "Qwen35Config": "config",
+    "Qwen35Model": "qwen35",
+    "TokenLogProbs": "head",
+    "UnsupportedModelError": "config",
+    "build_model": "build",
+}
 __all__ = [
     "MtpConfig",
     "Qwen35Config",
@@ -14,3 +29,9 @@ __all__ = [
     "UnsupportedModelError",
     "build_model",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -8,11 +8,14 @@ before (the trunk's for k = 0) and predicts token t + 2 + k:
     x = eh_proj([enorm(embedding); hnorm(hidden)]);  hidden' = final_layernorm(transformer_layer(x))
 
 The hidden state that enters is the one *after* the trunk's final norm, and what one depth hands to the next
-is *after* its own final norm. Sources: vLLM's `qwen3_5.py` (the target returns what its final norm gives) and
-`qwen3_5_mtp.py` (the draft returns what `mtp.norm` gives and takes it back in its next step); SGLang's
-`qwen3_5_mtp.py` with the `hidden_states` its logits processor keeps, the same; Megatron-core 0.16's
-`MultiTokenPredictionLayer`, which runs after `decoder.final_layernorm`. All join embedding first, hidden
-second, and use the positions of the hidden state; the sources agree that the layer is a full-attention layer.
+is *after* its own final norm. All sources read join embedding first, hidden second, and take a full-attention
+layer at the positions of the hidden state:
+    vLLM: the target (`qwen3_next.py`, on which `qwen3_5.py` builds) returns what its final norm gives; the
+        draft (`qwen3_5_mtp.py`) returns what `mtp.norm` gives, and takes that in its next step.
+    SGLang: `qwen3_5_mtp.py` takes the `hidden_states` that the target's logits processor kept: those from
+        which it computes logits.
+    Megatron-core 0.16: `TransformerBlock` applies `final_layernorm` after the last layer also when MTP layers
+        follow; `MultiTokenPredictionLayer` joins (embedding, hidden).
 """
 
 from typing import Any, cast
