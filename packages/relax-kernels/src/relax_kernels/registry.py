@@ -64,6 +64,11 @@ def backends() -> tuple[Backend, ...]:
     return _load().backends
 
 
+def unavailable_backends() -> tuple[tuple[str, str], ...]:
+    """Return (name, reason) of the backends that are installed but not usable here."""
+    return _load().unavailable
+
+
 def set_strict(strict: bool | None) -> None:
     """Forbid (True) or allow (False) that a worse backend stands in; None: as RELAX_KERNELS_STRICT says.
 
