@@ -16,6 +16,7 @@ from relax_core.data.arithmetic import ArithmeticTask, Problem, generate, wordin
 from relax_core.data.arithmetic_tokenizer import arithmetic_vocabulary, write_arithmetic_tokenizer
 
 SEED = 0
+TASK = ArithmeticTask(operators="+")
 TRAIN_ROWS = 4000
 HELD_OUT_ROWS = 200
 CAREFUL = 0.4
@@ -56,24 +57,22 @@ MODEL_CONFIG: dict[str, Any] = {
 
 
 def careless_answer(problem: Problem) -> int:
-    """What comes out when nothing is carried or borrowed: 47 + 38 = 75, 62 - 38 = 34."""
-    sign = 1 if problem.operator == "+" else -1
-    tens = problem.left // 10 + sign * (problem.right // 10)
-    return 10 * tens + (problem.left % 10 + sign * (problem.right % 10)) % 10
+    """What comes out when nothing is carried: 47 + 38 = 75."""
+    return 10 * (problem.left // 10 + problem.right // 10) + (problem.left + problem.right) % 10
 
 
 def homework() -> list[dict[str, str]]:
     """Rows {"prompt", "completion"}: problems not held out, in every wording, with pupils' answers."""
-    _, held_out = generate(SEED, train_rows=TRAIN_ROWS, held_out_rows=HELD_OUT_ROWS)
+    _, held_out = generate(SEED, train_rows=TRAIN_ROWS, held_out_rows=HELD_OUT_ROWS, task=TASK)
     reserved = {row["prompt"] for row in held_out}
     rows = []
-    for problem in ArithmeticTask().problems():
-        twins = [problem] if problem.operator == "-" else [problem, Problem("+", problem.right, problem.left)]
+    for problem in TASK.problems():
+        twins = [problem, Problem("+", problem.right, problem.left)]
         if any(wording(twin, form) in reserved for twin in twins for form in range(8)):
             continue
         for form in range(8):
             bits = _bits(problem, form)
-            shown = twins[bits % len(twins)]
+            shown = twins[bits & 1]
             careful = bits >> 8 & 0xFFFF < CAREFUL * 0x10000
             answer = problem.answer if careful else careless_answer(problem)
             rows.append({"prompt": wording(shown, form), "completion": str(answer)})
@@ -87,7 +86,7 @@ def write_files(folder: Path) -> None:
 
     from relax_core.data.arithmetic import write_arithmetic
 
-    write_arithmetic(folder, SEED, train_rows=TRAIN_ROWS, held_out_rows=HELD_OUT_ROWS)
+    write_arithmetic(folder, SEED, train_rows=TRAIN_ROWS, held_out_rows=HELD_OUT_ROWS, task=TASK)
     pq.write_table(pa.Table.from_pylist(homework()), folder / "homework.parquet", compression="zstd")
     write_arithmetic_tokenizer(folder / "model")
     assert len(arithmetic_vocabulary()) <= MODEL_CONFIG["vocab_size"]

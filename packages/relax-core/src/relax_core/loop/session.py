@@ -15,7 +15,7 @@ from torch import Tensor
 from relax_core.assets import locate
 from relax_core.config.root import RelaxConfig
 from relax_core.data import load_tokenizer
-from relax_core.device import World, initialise, shutdown
+from relax_core.device import World, device_names, get_device, initialise, shutdown
 from relax_core.model import Qwen35Config, Qwen35Model, build_model
 from relax_core.trainer.trainer import Trainer
 
@@ -70,7 +70,7 @@ def open_session(config: RelaxConfig) -> Iterator[Session]:
     tokenizer = load_tokenizer(source.path)
     world = initialise(choose_device(config.run.device), seed=config.run.seed % 2**31)
     try:
-        weights = model_map(source.config)
+        weights = model_map(source.config, names=source.names or None)
         policy = _load(source, weights, sizes, config, world)
         reference = None
         if config.algorithm.needs_reference:
@@ -100,12 +100,10 @@ def choose_device(wanted: str) -> str:
     """The device's name: `auto` takes npu, then cuda, then cpu."""
     if wanted != "auto":
         return wanted
-    from relax_core.device import device_names, get_device
-
-    for name in ("npu", "cuda"):
-        if name in device_names() and get_device(name).available():
-            return name
-    return "cpu"
+    installed = device_names()
+    return next(
+        (name for name in ("npu", "cuda") if name in installed and get_device(name).available()), "cpu"
+    )
 
 
 def open_checkpoint(path: str, *, weights: bool = True) -> Checkpoint:
