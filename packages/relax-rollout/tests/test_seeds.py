@@ -30,6 +30,11 @@ def test_neighbouring_places_are_unrelated():
     assert abs(np.corrcoef(now[1:], now[:-1])[0, 1]) < 0.03
 
 
+def test_no_seed_is_another_shifted_by_a_place():
+    seeds = np.arange(1000)
+    assert not np.intersect1d(uniforms(seeds + 1, seeds * 0), uniforms(seeds, seeds * 0 + 1)).size > 5
+
+
 @given(st.integers(0, 2**63 - 1), st.integers(0, 10**6))
 def test_numbers_are_strictly_between_zero_and_one(seed, position):
     (value,) = uniforms([seed], [position])

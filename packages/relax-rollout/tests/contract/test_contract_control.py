@@ -84,10 +84,12 @@ def test_a_cancelled_call_frees_its_requests(harness, ask, until):
     async def test(engine):
         task = asyncio.create_task(engine.generate([ask("a", max_new_tokens=LONG)]))
         await until(engine, lambda h: h.running == 1)
+        await engine.pause()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await until(engine, lambda h: h.running + h.waiting == 0)
+        await asyncio.wait_for(until(engine, lambda h: h.running + h.waiting == 0), 10)
+        await engine.resume()
         return await engine.generate([ask("a", max_new_tokens=2)])
 
     assert len(harness.run(test)[0].token_ids) == 2

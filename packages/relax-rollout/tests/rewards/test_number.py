@@ -99,6 +99,18 @@ def test_text_that_the_parser_never_sees(text):
     assert not is_parsable(text)
 
 
+@pytest.mark.parametrize(
+    "text", ["10**10**10", "10^{10^{10}}", "(2^{9})^{99999}", "10000!", "5!!", "9^9^9", "2^{12345}"]
+)
+def test_numbers_too_large_to_compute(text):
+    assert not is_parsable(text)
+
+
+@pytest.mark.parametrize("text", ["2^{10}", "x^{n^2}", "2^{2^n}", "2^{1234}", "100!", "x^2 y^2"])
+def test_powers_that_answers_have(text):
+    assert is_parsable(text)
+
+
 @pytest.mark.parametrize("text", [r"\frac{\sqrt{3}}{2}", "x^2 + 1", r"[0, \infty)", r"f'(x) = 2x", "é = π"])
 def test_text_that_it_may(text):
     assert is_parsable(text)

@@ -144,8 +144,11 @@ def test_the_event_loop_goes_on_while_functions_run(runner_of, items):
     assert asyncio.run(runner.score(items("0")))[0].score == 1.0
 
 
-def test_what_a_function_prints_does_not_disturb_the_answers(runner_of, items):
+def test_what_a_function_prints_goes_to_standard_error(runner_of, items, capfd):
     assert [r.score for r in runner_of("my_rewards:prints").score_now(items("a", "b"))] == [1.0, 1.0]
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("{}") == 4
 
 
 def test_long_texts_go_both_ways(runner_of, items):
