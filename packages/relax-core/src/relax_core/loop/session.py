@@ -100,10 +100,8 @@ def choose_device(wanted: str) -> str:
     """The device's name: `auto` takes npu, then cuda, then cpu."""
     if wanted != "auto":
         return wanted
-    installed = device_names()
-    return next(
-        (name for name in ("npu", "cuda") if name in installed and get_device(name).available()), "cpu"
-    )
+    accelerators = (name for name in ("npu", "cuda") if name in device_names())
+    return next((name for name in accelerators if get_device(name).available()), "cpu")
 
 
 def open_checkpoint(path: str, *, weights: bool = True) -> Checkpoint:
