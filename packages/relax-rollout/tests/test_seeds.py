@@ -15,6 +15,21 @@ def test_the_mixer_is_splitmix64():
     assert derive_seed(0) == SPLITMIX64_OF_ZERO % 2**63
 
 
+@given(st.integers(0, 2**63 - 1), st.integers(0, 2**31))
+def test_rows_are_the_splitmix64_sequence_of_their_mixed_seed(seed, position):
+    # The nth output of SplitMix64 for a state is mix(state + n * gamma).
+    gamma = 0x9E3779B97F4A7C15
+    state = splitmix64((seed + gamma) % 2**64)
+    wanted = ((splitmix64((state + (position + 1) * gamma) % 2**64) >> 41) + 0.5) / 2**23
+    assert uniforms([seed], [position])[0] == np.float32(wanted)
+
+
+def splitmix64(x: int) -> int:
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    x = (x ^ x >> 27) * 0x94D049BB133111EB % 2**64
+    return x ^ x >> 31
+
+
 def test_numbers_are_uniform_over_seeds_and_over_positions():
     n, bins = 40_000, 50
     for seeds, positions in ((range(n), [0] * n), ([7] * n, range(n))):
