@@ -4,8 +4,12 @@
 
 Each call is first compared, values and gradients, with the torch backend in float32 on the same inputs; a
 case whose parity fails prints no time and makes the exit status 1. Times are medians over CUDA events.
-`floor` is the larger of bytes over the copy bandwidth and operations over the matrix rate, both measured in
-this run; `of_floor` is floor / time, so 1 is as fast as the card.
+`ms` is the
+time of the call as a caller sees it, `kernels_ms` what the device spent in it: where they differ, the
+host was too slow to keep the device busy at this size. `floor_ms` is the larger of bytes over the copy
+bandwidth and operations over the matrix rate, both measured in this run; `of_floor` is floor_ms / kernels_ms,
+so 1 is as fast as the card. `extra_gib` is the peak of a forward and backward pass beyond the inputs and
+their gradients.
 """
 
 from __future__ import annotations
@@ -82,32 +86,34 @@ def measure(case: Case, copy: float, matrix: float, profile: bool) -> bool:
         torch.autograd.grad(case.run("triton", given), wanted(given), weights)
 
     both()
+    gradients = sum(x.numel() * x.element_size() for x in wanted(given))
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     both()
-    line["extra_gib"] = round((torch.cuda.max_memory_allocated() - before) / 2**30, 3)
+    line["extra_gib"] = round((torch.cuda.max_memory_allocated() - before - gradients) / 2**30, 3)
     for name, call, size, flops in (
         ("forward", forward, case.forward_bytes, case.forward_flops),
         ("both", both, case.both_bytes, case.both_flops),
     ):
-        time, floor = milliseconds(call), max(size / copy, flops / matrix)
-        line |= {f"{name}_ms": round(time, 4), f"{name}_floor_ms": round(floor, 4)}
-        line[f"{name}_of_floor"] = round(floor / time, 3)
+        time, floor, kernels = milliseconds(call), max(size / copy, flops / matrix), kernel_times(call)
+        busy = sum(kernels.values())
+        line |= {f"{name}_ms": round(time, 4), f"{name}_kernels_ms": round(busy, 4)}
+        line |= {f"{name}_floor_ms": round(floor, 4), f"{name}_of_floor": round(floor / busy, 3)}
     print(json.dumps(line), flush=True)
     if profile:
-        print_profile(both)
+        for kernel, spent in sorted(kernels.items(), key=lambda pair: -pair[1])[:8]:
+            print(f"    {spent:8.4f} ms  {kernel[:90]}", flush=True)
     return True
 
 
-def print_profile(call: Callable[[], object]) -> None:
+def kernel_times(call: Callable[[], object], repeat: int = 5) -> dict[str, float]:
+    """Return the milliseconds that one call spends in each kernel."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as recorded:
-        for _ in range(5):
+        for _ in range(repeat):
             call()
         torch.cuda.synchronize()
-    events = sorted(recorded.key_averages(), key=lambda event: -event.self_device_time_total)
-    for event in events[:8]:
-        if event.self_device_time_total:
-            print(f"    {event.self_device_time_total / 5000:8.4f} ms  {event.key[:90]}", flush=True)
+    spent = {event.key: event.self_device_time_total / 1000 / repeat for event in recorded.key_averages()}
+    return {name: time for name, time in spent.items() if time}
 
 
 def main() -> int:

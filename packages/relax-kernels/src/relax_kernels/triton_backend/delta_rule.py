@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from relax_kernels.cu_seqlens import CuSeqlens
 from relax_kernels.triton_backend import delta_launch
-from relax_kernels.triton_backend.delta_problem import Problem, Trace
+from relax_kernels.triton_backend.delta_problem import Problem, Tables, Trace
 from relax_kernels.triton_backend.jit import apply
 from relax_kernels.triton_backend.launch import dense_rows, on_device_of
 
@@ -60,7 +60,8 @@ class _DeltaRule(torch.autograd.Function):
         with on_device_of(q_THK):
             tables = delta_launch.prepare(problem)
             launches(problem).scan(problem, tables, initial, output=o_TUV, final_NUKV=final)
-        ctx.save_for_backward(*inputs, initial)
+        kept = (tables.inverse_MUCC, tables.scores_MUCC, *tables.vectors)
+        ctx.save_for_backward(*inputs, initial, *kept)
         ctx.options = (lengths, l2norm, scale)
         ctx.set_materialize_grads(False)
         return o_TUV, final
@@ -70,7 +71,8 @@ class _DeltaRule(torch.autograd.Function):
     def backward(
         ctx: Any, do_TUV: torch.Tensor | None, dfinal_NUKV: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, ...]:
-        *inputs, initial = ctx.saved_tensors
+        *inputs, initial = ctx.saved_tensors[:6]
+        tables = Tables(*ctx.saved_tensors[6:])
         problem = Problem(tuple(inputs), *ctx.options)
         do = torch.zeros_like(problem.v_TUV) if do_TUV is None else dense_rows(do_TUV.to(problem.v_TUV.dtype))
         dfinal = None if dfinal_NUKV is None else dfinal_NUKV.contiguous()
@@ -79,7 +81,6 @@ class _DeltaRule(torch.autograd.Function):
             dinitial = problem.empty(*initial.shape, dtype=torch.float32)
         with on_device_of(do):
             run = launches(problem)
-            tables = delta_launch.prepare(problem)
             trace, dtrace = Trace.empty(problem), Trace.empty(problem)
             run.scan(problem, tables, initial, trace=trace)
             run.scan_backward(problem, tables, do, dfinal, dtrace, dinitial)
