@@ -1,3 +1,5 @@
+import pickle
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -39,6 +41,12 @@ def test_device_copies_are_made_once() -> None:
     for _ in range(2):
         cu.table(("mine", 4), lambda: made.append(1))
     assert made == [1]
+
+
+def test_a_copy_elsewhere_has_the_lengths_and_no_tables() -> None:
+    cu = CuSeqlens.from_lengths((3, 2))
+    cu.table(("cannot be pickled",), lambda: lambda: None)
+    assert pickle.loads(pickle.dumps(cu)) == cu
 
 
 def test_bad_lengths_are_refused() -> None:

@@ -5,8 +5,9 @@ A backend is a package (one folder) with a factory `() -> Backend`, named in the
 types, whether it serves one particular call (and if not, why), and for the function that does the work. That
 function is called with exactly the arguments of the public operator of the same name (`relax_kernels/ops/`),
 less `backend`, after the inputs were checked and the defaults resolved; it must be differentiable by autograd
-wherever the public docstring says the operator is. A backend passes `relax_kernels.testing.parity_cases()` in
-its own tests.
+wherever the public docstring says the operator is. It returns what the operator returns, named tuples as
+plain ones, and `attention` always a pair of output and log-sum-exp (or None). A backend passes
+`relax_kernels.testing.parity_cases()` in its own tests.
 """
 
 from __future__ import annotations

@@ -89,6 +89,10 @@ class CuSeqlens:
             self._tables[key] = build()
         return self._tables[key]  # type: ignore[return-value]
 
+    def __reduce__(self) -> tuple[type[CuSeqlens], tuple[tuple[int, ...]]]:
+        # Tables are rebuilt where they are needed; they may hold memory of this process's devices.
+        return CuSeqlens, (self.host,)
+
     def __len__(self) -> int:
         """N, the number of sequences."""
         return len(self.lengths)

@@ -35,7 +35,8 @@ class _Setting:
     heads: tuple[int, int, int, int] = (1, 2, 64, 64)
     """H, U, K, V."""
     dtype: torch.dtype = torch.float32
-    states: bool = True
+    initial: bool = True
+    final: bool = True
     l2norm: bool = True
     scale: float | None = None
     decay: tuple[float, float] = (-1.0, 0.0)
@@ -49,13 +50,15 @@ def cases() -> Iterator[Case]:
     for lengths in LENGTHS:
         named = ".".join(map(str, lengths))
         yield _case(f"lengths-{named}", _Setting(lengths=lengths))
-        yield _case(f"lengths-{named}-no-states", _Setting(lengths=lengths, states=False))
+        yield _case(f"lengths-{named}-no-states", _Setting(lengths=lengths, initial=False, final=False))
     for heads in ((2, 2, 64, 64), (2, 4, 128, 128), (1, 3, 64, 128), (1, 1, 256, 256)):
         for dtype in (torch.float32, torch.bfloat16, torch.float64):
             name = f"heads-{'.'.join(map(str, heads))}-{dtype_name(dtype)}"
             yield _case(name, _Setting(lengths=(65, 3), heads=heads, dtype=dtype))
     yield _case("bfloat16-long", _Setting(lengths=(300, 1), dtype=torch.bfloat16))
     yield _case("float16", _Setting(dtype=torch.float16))
+    yield _case("initial-state-only", _Setting(final=False))
+    yield _case("final-state-only", _Setting(initial=False))
     yield _case("no-l2norm", _Setting(l2norm=False, size=0.1))
     yield _case("scale", _Setting(scale=0.37))
     yield _case("forgets-everything", _Setting(decay=(-90.0, -60.0)))
@@ -81,7 +84,7 @@ def _check(s: _Setting, target: Target) -> None:
     exact = torch.float64 if s.dtype == torch.float64 else torch.float32
     g = target.uniform(T, U, low=s.decay[0], high=s.decay[1], seed=4, dtype=exact)
     beta = target.uniform(T, U, low=0.0, high=1.0, seed=5, dtype=s.dtype)
-    initial = target.normal(len(lengths), U, K, V, seed=6, dtype=exact) if s.states else None
+    initial = target.normal(len(lengths), U, K, V, seed=6, dtype=exact) if s.initial else None
     inputs = (q, k, v, g, beta, initial)
 
     o, final = target.run(
@@ -89,7 +92,7 @@ def _check(s: _Setting, target: Target) -> None:
         *inputs[:5],
         cu_seqlens=lengths,
         initial_state_NUKV=initial,
-        output_final_state=s.states,
+        output_final_state=s.final,
         qk_l2norm=s.l2norm,
         scale=s.scale,
     )
@@ -100,11 +103,11 @@ def _check(s: _Setting, target: Target) -> None:
         *leaves,
         cu_seqlens=lengths,
         initial_state_NUKV=initial64,
-        output_final_state=s.states,
+        output_final_state=s.final,
         qk_l2norm=s.l2norm,
         scale=s.scale,
     )
-    names = NAMES if s.states else NAMES.removesuffix(" dinitial_state")
+    names = NAMES if s.initial else NAMES.removesuffix(" dinitial_state")
     allowed = tolerance(s.dtype, target.device)
     assert_parity((o, final, *grads), (*expected, *grads_of(expected, [*leaves, initial64])), allowed, names)
 
