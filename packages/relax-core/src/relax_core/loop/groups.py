@@ -74,19 +74,32 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def sample_records(groups: Sequence[Group], advantages_N: Sequence[float]) -> list[dict[str, Any]]:
-    """Lines of `samples.jsonl`, one completion each, in the order of the groups."""
-    members = [(group.prompt, member) for group in groups for member in group.members]
-    return [
-        {
-            "prompt": prompt.prompt_text,
-            "completion": member.text,
-            "answer": prompt.answer,
-            "reward": member.result.score,
-            "correct": member.result.correct,
-            "advantage": advantage,
-            "tokens": len(member.completion.token_ids),
-            "finish_reason": member.completion.finish_reason,
-            "error": member.result.error,
-        }
-        for (prompt, member), advantage in zip(members, advantages_N, strict=True)
+    """Lines of `samples.jsonl`, one completion each: the first of every group, then the second, and so on.
+
+    Args:
+        groups: the step's.
+        advantages_N: of their completions, group by group.
+    """
+    advantage = iter(advantages_N)
+    records = [
+        (place, _record(group.prompt, member, next(advantage)))
+        for group in groups
+        for place, member in enumerate(group.members)
     ]
+    return [record for _, record in sorted(records, key=lambda numbered: numbered[0])]
+
+
+def _record(prompt: Prompt, member: Scored, advantage: float) -> dict[str, Any]:
+    completion = member.completion
+    return {
+        "prompt": prompt.prompt_text,
+        "completion": member.text,
+        "answer": prompt.answer,
+        "reward": member.result.score,
+        "correct": member.result.correct,
+        "advantage": advantage,
+        "tokens": len(completion.token_ids),
+        "version": completion.versions[-1] if completion.versions else None,
+        "finish_reason": completion.finish_reason,
+        "error": member.result.error,
+    }

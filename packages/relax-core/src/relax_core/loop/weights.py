@@ -26,7 +26,7 @@ async def update_engine(
     """Streams Hugging Face tensors into `engine`, which serves them as `version` once all have arrived.
 
     The engine's own digest of every weight it serves is compared with the digest of what was sent, cast
-    as the engine casts.
+    to the dtype in which the engine announced to serve that weight.
 
     Returns:
         Number of tensors compared.
@@ -35,12 +35,15 @@ async def update_engine(
         WeightMismatchError: a digest differs.
         WeightUpdateError: the engine refused a tensor; the old version keeps serving.
     """
-    dtype = getattr(torch, (await engine.health()).dtype)
+    dtypes = await engine.begin_update(version)
     expected: dict[str, str] = {}
-    await engine.begin_update(version)
     for bucket in _buckets(tensors, bucket_bytes):
         await engine.load(bucket)
-        expected.update((name, tensor_digest(tensor.to(dtype))) for name, tensor in bucket.items())
+        expected |= {
+            name: tensor_digest(tensor.to(getattr(torch, dtypes[name])))
+            for name, tensor in bucket.items()
+            if name in dtypes
+        }
     serving = await engine.end_update()
     wrong = sorted(name for name, digest in serving.items() if expected.get(name) != digest)
     if wrong:
