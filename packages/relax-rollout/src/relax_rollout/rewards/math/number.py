@@ -19,7 +19,7 @@ _ARITHMETIC = re.compile(r"(?:[\d\s.,()+\-*/\u00d7\u00f7]|\\times|\\cdot|\\div|\
 _OPERATOR = re.compile(r"\d\s+[\d.]|[+\-*/\u00d7\u00f7,]|\\times|\\cdot|\\div|\)\s*\(")
 
 MAX_NESTING = 60
-_HUGE = re.compile(r"\^[\s{(]*\d+[\s})]*\^|\^[\s{(]*\d{5,}|\d{4,}[\s})]*!|![\s})]*!|\*\*")
+_HUGE = re.compile(r"\^[\s{(]*\d+[\s})]*\^[\s{(]*\d|\^[\s{(]*\d{5,}|\d{4,}[\s})]*!|![\s})]*!|\*\*")
 _ALLOWED = re.compile(r"[\w\s\\{}()\[\]+\-*/^=<>.,|!:%$&'°\u2032≤≥≠±\u00d7\u00f7·√∞\u222a∩∈\u2212~]*")
 
 MAX_CHARS = 200
