@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from relax_rollout.engines.transformers import sampling
 from relax_rollout.engines.transformers.sampling import SamplingTensors, draw, kept_NV
 from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsWarper
 
@@ -87,6 +88,17 @@ def test_rows_keep_their_own_settings():
     )
     token_N, _ = draw(logits, mixed, torch.tensor([0.01, 0.01, 0.01]))
     assert token_N.tolist() == [2, 0, 2]
+
+
+def test_a_large_vocabulary_is_drawn_from_in_parts(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    logits, uniform = torch.randn(7, 50, generator=generator), torch.rand(7, generator=generator)
+    mixed = SamplingTensors(torch.linspace(0, 2, 7), torch.linspace(0.3, 1, 7), torch.arange(7))
+    whole = draw(logits, mixed, uniform)
+    monkeypatch.setattr(sampling, "MAX_ELEMENTS", 100)
+    parts = draw(logits, mixed, uniform)
+    assert torch.equal(whole[0], parts[0])
+    torch.testing.assert_close(whole[1], parts[1])
 
 
 def test_broken_logits_are_visible_in_the_logprob():

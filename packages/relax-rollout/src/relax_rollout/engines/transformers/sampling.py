@@ -6,6 +6,10 @@ import torch
 from torch import Tensor
 
 
+MAX_ELEMENTS = 2**24
+"""Logits worked on at once: several float32 copies of them are made, 64 MiB each."""
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingTensors:
     """The rows' settings: temperature and top-p float32, top-k int64; temperature 0 is greedy."""
@@ -13,6 +17,12 @@ class SamplingTensors:
     temperature_N: Tensor
     top_p_N: Tensor
     top_k_N: Tensor
+
+    def rows(self, start: int, end: int) -> "SamplingTensors":
+        """Those of some rows."""
+        return SamplingTensors(
+            self.temperature_N[start:end], self.top_p_N[start:end], self.top_k_N[start:end]
+        )
 
 
 def kept_NV(logits_NV: Tensor, top_k_N: Tensor, top_p_N: Tensor) -> Tensor:
@@ -53,6 +63,18 @@ def draw(logits_NV: Tensor, settings: SamplingTensors, uniform_N: Tensor) -> tup
         token_N int64, and logprob_N float32: of the token at the row's temperature (1 for greedy) over the
         whole vocabulary, before top-k and top-p.
     """
+    rows, vocabulary = logits_NV.shape
+    step = max(1, MAX_ELEMENTS // vocabulary)
+    parts = [
+        _draw_part(logits_NV[at : at + step], settings.rows(at, at + step), uniform_N[at : at + step])
+        for at in range(0, rows, step)
+    ]
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat([tokens for tokens, _ in parts]), torch.cat([logprobs for _, logprobs in parts])
+
+
+def _draw_part(logits_NV: Tensor, settings: SamplingTensors, uniform_N: Tensor) -> tuple[Tensor, Tensor]:
     logits_NV = logits_NV.float()
     greedy_N = settings.temperature_N == 0
     if not bool((settings.temperature_N == 1).all()):
