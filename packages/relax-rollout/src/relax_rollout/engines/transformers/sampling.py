@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-
 MAX_ELEMENTS = 2**24
 """Logits worked on at once: several float32 copies of them are made, 64 MiB each."""
 
