@@ -28,6 +28,18 @@ def test_going_on_from_a_checkpoint_equals_never_having_stopped(make_trainer, sa
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+def test_a_run_that_is_given_more_steps_follows_the_schedule_of_its_new_length(
+    make_trainer, samples, tmp_path
+):
+    short = make_trainer(schedule="linear", steps=2)
+    assert [short.step(samples, OBJECTIVE).values["lr"] for _ in range(2)] == pytest.approx([5e-3, 0])
+    save_checkpoint(tmp_path, 2, short, {}, keep=1)
+    longer = make_trainer(schedule="linear", steps=5)
+    load_checkpoint(tmp_path / "step_2", longer)
+    rates = [longer.step(samples, OBJECTIVE).values["lr"] for _ in range(3)]
+    assert rates == pytest.approx([4e-3, 2e-3, 0])
+
+
 def test_only_the_newest_checkpoints_are_kept(make_trainer, samples, tmp_path):
     trainer = make_trainer()
     trainer.step(samples, OBJECTIVE)

@@ -1,5 +1,6 @@
 """Megatron's data-parallel wrapper, distributed Adam and learning-rate schedule, from `TrainerConfig`."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,10 @@ from torch import nn
 from relax_core.trainer.config import TrainerConfig
 
 
+class NonFiniteGradientError(ValueError):
+    """The gradient of an optimizer step holds inf or NaN; the weights are those from before the step."""
+
+
 @dataclass(frozen=True)
 class Training:
     """A model made trainable: gradients are summed, not averaged, over data-parallel ranks.
@@ -29,12 +34,23 @@ class Training:
     scheduler: Any
 
     def step(self) -> tuple[float, float]:
-        """Applies the accumulated gradients. Returns (global gradient norm, learning rate used)."""
+        """Applies the accumulated gradients. Returns (gradient norm before clipping, learning rate used).
+
+        Raises:
+            NonFiniteGradientError: the norm is inf or NaN; neither weights nor schedule have moved.
+        """
+        # Megatron looks for inf and NaN only where it scales the loss, as float16 would need.
+        self.optimizer.prepare_grads()
+        grad_norm = float(self.optimizer.get_grad_norm())
+        if not math.isfinite(grad_norm):
+            raise NonFiniteGradientError(
+                f"the gradient norm is {grad_norm}: the optimizer step was not taken, and the last "
+                "checkpoint is from before it. Look for samples or rewards that are not finite, or lower "
+                "trainer.lr"
+            )
         self.scheduler.step(increment=1)
-        ok, grad_norm, _ = self.optimizer.step()
-        if not ok:
-            raise FloatingPointError("the gradients hold inf or NaN: the optimizer step was not taken")
-        return float(grad_norm), max(group["lr"] for group in self.optimizer.param_groups)
+        self.optimizer.step()
+        return grad_norm, max(group["lr"] for group in self.optimizer.param_groups)
 
 
 def make_trainable(model: Any, config: TrainerConfig, *, optimizer_steps: int) -> Training:
@@ -88,6 +104,9 @@ def make_trainable(model: Any, config: TrainerConfig, *, optimizer_steps: int) -
         end_wd=config.weight_decay,
         wd_incr_steps=optimizer_steps,
         wd_incr_style="constant",
+        # A run that goes on with another number of steps follows the schedule of its new length.
+        use_checkpoint_opt_param_scheduler=False,
+        override_opt_param_scheduler=True,
     )
     return Training(wrapped, optimizer, scheduler)
 

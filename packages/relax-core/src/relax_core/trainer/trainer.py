@@ -59,6 +59,9 @@ class Trainer:
         self.config = config
         self.device = device
         self.mtp = mtp
+        if model.mtp_depths and mtp.loss_coefficient == 0:
+            # Weight decay would shrink them all the same.
+            model.mtp.requires_grad_(False)
         self.training: Training = make_trainable(model, config, optimizer_steps=optimizer_steps)
 
     @torch.no_grad()
@@ -141,11 +144,12 @@ class Trainer:
     def _draft_terms(
         self, hidden_TD: Tensor, batch: MicroBatch, logprob_S: Tensor, temperature: float
     ) -> Iterator[LossTerm]:
-        """Loss of each draft layer, and how often rejection sampling would keep its token.
+        """Loss of each draft layer, and how often rejection sampling would keep what it proposes.
 
-        A token x drawn from the trunk's p is kept with probability min(1, q(x) / p(x)) when the draft's q
-        proposed it (Leviathan et al. 2023, arXiv 2211.17192); its mean over given tokens is the
-        teacher-forced acceptance.
+        A proposal x ~ q is kept with probability min(1, p(x) / q(x)), p the trunk's distribution (Leviathan
+        et al. 2023, arXiv 2211.17192, section 2.3): sum_x min(p(x), q(x)) on average, which is also the mean
+        of min(1, q(x) / p(x)) over x ~ p. Its mean over the given tokens is the teacher-forced acceptance:
+        unbiased where the policy sampled them, an indication on other text.
         """
         depths = self._draft_depths()
         if not depths:
