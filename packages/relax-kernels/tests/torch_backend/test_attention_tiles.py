@@ -18,24 +18,38 @@ def test_every_query_and_its_keys_are_seen_once(lengths: list[tuple[int, int]], 
         CuSeqlens.from_lengths(column) for column in ([n for n, _ in lengths], [m for _, m in lengths])
     )
     seen: dict[int, set[int]] = {}
+    query_T, key_S = torch.arange(queries.total), torch.arange(keys.total)
     for tile in tiles_of(queries, keys, 2, causal, CPU):
         mask = tile.mask_B11IJ()
-        width = tile.key_BJ.shape[1]
-        for place, row in zip(tile.query_place.tolist(), tile.query_row.tolist(), strict=True):
-            b, i = divmod(place, tile.query_BI.shape[1])
-            visible = torch.ones(width, dtype=torch.bool)
+        query_BI, key_BJ = tile.queries.take(query_T), tile.keys.take(key_S)
+        empty_BI = torch.zeros_like(query_BI, dtype=torch.bool) if tile.empty_BI is None else tile.empty_BI
+        for b, i in (~empty_BI).nonzero().tolist():
+            row = int(query_BI[b, i])
+            visible = torch.ones(tile.seen, dtype=torch.bool)
             if mask is not None:
                 visible[tile.seen_by_all :] = ~mask[b, 0, 0, i]
             if tile.blind_row is not None and row in tile.blind_row:
                 visible[:] = False
             assert row not in seen
-            seen[row] = set(tile.key_BJ[b][visible].tolist())
+            seen[row] = set(key_BJ[b][visible].tolist())
     for segment, (n, m) in enumerate(lengths):
         for i in range(n if m else 0):
             first = keys.host[segment]
             last = min(m, i + m - n + 1) if causal else m
             assert seen.pop(queries.host[segment] + i) == set(range(first, first + max(last, 0)))
     assert not seen
+
+
+@pytest.mark.parametrize("lengths", [(3, 5, 5, 2), (7,)], ids=str)
+def test_what_is_taken_is_put_and_added_back(lengths: tuple[int, ...]) -> None:
+    cu = CuSeqlens.from_lengths(lengths)
+    (tile,) = tiles_of(cu, cu, 1, True, CPU)
+    x_T = torch.arange(1.0, cu.total + 1)
+    put_T, added_T = torch.zeros_like(x_T), x_T.clone()
+    tile.queries.put(put_T, tile.queries.take(x_T))
+    tile.keys.add(added_T, tile.keys.take(x_T))
+    assert torch.equal(put_T, x_T)
+    assert torch.equal(added_T, 2 * x_T)
 
 
 @pytest.mark.parametrize(

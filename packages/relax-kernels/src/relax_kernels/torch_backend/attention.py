@@ -79,11 +79,11 @@ class _Attention(torch.autograd.Function):
                 lse_BGRI.masked_fill_(tile.empty_BI[:, None, None], torch.inf)
             p_BGRIJ = _scores(q, k, tile).sub_(lse_BGRI.unsqueeze(-1)).exp_()
             p, do_tile = p_BGRIJ.flatten(2, 3), _queries(do, tile, groups).flatten(2, 3)
-            _add_keys(dv, _mm(p.mT, do_tile), tile)
+            tile.keys.add(dv, _mm(p.mT, do_tile).transpose(1, 2))
             ds_BGRIJ = _mm(do_tile, _keys(v, tile).mT).view_as(p_BGRIJ)
             ds_BGRIJ.sub_(_queries(slack_TH, tile, groups).unsqueeze(-1)).mul_(p_BGRIJ)
             ds = ds_BGRIJ.flatten(2, 3)
-            _add_keys(dk, _mm(ds.mT, _queries(q, tile, groups).flatten(2, 3)), tile)
+            tile.keys.add(dk, _mm(ds.mT, _queries(q, tile, groups).flatten(2, 3)).transpose(1, 2))
             _put_queries(dq, _mm(ds, _keys(k, tile)).view(*p_BGRIJ.shape[:4], -1), tile)
         return dq.mul_(ctx.scale).to(q_THD.dtype), dk.to(k_SGD.dtype), dv.to(v_SGE.dtype), None, None
 
@@ -104,24 +104,15 @@ def _scores(q_THD: torch.Tensor, k_SGD: torch.Tensor, tile: Tile) -> torch.Tenso
 
 def _queries(x_TH: torch.Tensor, tile: Tile, groups: int) -> torch.Tensor:
     """[T, H, ...] to [B, G, R, I, ...]."""
-    H, *rest = x_TH.shape[1:]
-    x_BIH = x_TH.index_select(0, tile.query_BI.view(-1))
-    return x_BIH.view(*tile.query_BI.shape, groups, H // groups, *rest).movedim(1, 3).contiguous()
+    x_BIH = tile.queries.take(x_TH)
+    B, queries, H, *rest = x_BIH.shape
+    return x_BIH.reshape(B, queries, groups, H // groups, *rest).movedim(1, 3).contiguous()
 
 
 def _put_queries(x_TH: torch.Tensor, x_BGRI: torch.Tensor, tile: Tile) -> None:
-    x_BIH = x_BGRI.movedim(3, 1).flatten(2, 3).flatten(0, 1)
-    if tile.empty_BI is not None:
-        x_BIH = x_BIH.index_select(0, tile.query_place)
-    x_TH.index_copy_(0, tile.query_row, x_BIH)
+    tile.queries.put(x_TH, x_BGRI.movedim(3, 1).flatten(2, 3))
 
 
 def _keys(x_SG: torch.Tensor, tile: Tile) -> torch.Tensor:
     """[S, G, ...] to [B, G, J, ...]."""
-    x_BJG = x_SG.index_select(0, tile.key_BJ.view(-1))
-    return x_BJG.view(*tile.key_BJ.shape, *x_SG.shape[1:]).transpose(1, 2).contiguous()
-
-
-def _add_keys(x_SG: torch.Tensor, x_BGJ: torch.Tensor, tile: Tile) -> None:
-    x_BJG = x_BGJ.transpose(1, 2).flatten(0, 1)
-    x_SG.index_add_(0, tile.key_row, x_BJG.index_select(0, tile.key_place))
+    return tile.keys.take(x_SG).transpose(1, 2).contiguous()

@@ -24,33 +24,74 @@ FEWEST_QUERIES, MOST_QUERIES = 16, 64
 
 
 @dataclass(frozen=True)
+class Rows:
+    """Rows of B sequences side by side, padded to L places each."""
+
+    run: slice | None
+    """The rows, if they are those of one sequence and need no table."""
+    row_BL: torch.Tensor | None
+    """Else the row of each place; places past the end of a sequence repeat its last row."""
+    filled: torch.Tensor | None
+    """Places (of B * L) that hold a row; None if all do."""
+
+    @classmethod
+    def of(cls, row_BL: npt.NDArray[np.int64], empty_BL: npt.NDArray[np.bool_], device: torch.device) -> Rows:
+        """Return the rows of a table whose last places may be empty."""
+        if len(row_BL) == 1:
+            return cls(slice(int(row_BL[0, 0]), int(row_BL[0, -1]) + 1), None, None)
+        filled = torch.from_numpy(np.flatnonzero(~empty_BL)).to(device) if empty_BL.any() else None
+        return cls(None, torch.from_numpy(row_BL).to(device), filled)
+
+    def take(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [B, L, ...]."""
+        if self.row_BL is None:
+            return x[self.run].unsqueeze(0)
+        return x.index_select(0, self.row_BL.view(-1)).view(*self.row_BL.shape, *x.shape[1:])
+
+    def put(self, into: torch.Tensor, x_BL: torch.Tensor) -> None:
+        """Write the places that hold a row."""
+        if self.row_BL is None:
+            into[self.run] = x_BL[0]
+        else:
+            into.index_copy_(0, *self._held(x_BL))
+
+    def add(self, into: torch.Tensor, x_BL: torch.Tensor) -> None:
+        """Add the places that hold a row."""
+        if self.row_BL is None:
+            into[self.run] += x_BL[0]
+        else:
+            into.index_add_(0, *self._held(x_BL))
+
+    def _held(self, x_BL: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        assert self.row_BL is not None
+        row, x = self.row_BL.view(-1), x_BL.flatten(0, 1)
+        if self.filled is None:
+            return row, x
+        return row.index_select(0, self.filled), x.index_select(0, self.filled)
+
+
+@dataclass(frozen=True)
 class Tile:
     """Some queries of some sequences, and the keys they may see."""
 
-    query_BI: torch.Tensor
-    """Row of each query in the packed axis; places past the end of a sequence repeat its last row."""
-    key_BJ: torch.Tensor
-    """Row of each key, likewise."""
-    query_place: torch.Tensor
-    """Places (of B * I) that hold a query; query_row gives its row."""
-    query_row: torch.Tensor
-    empty_BI: torch.Tensor | None
-    """Places that hold none; None if all do."""
-    key_place: torch.Tensor
-    key_row: torch.Tensor
+    queries: Rows
+    keys: Rows
+    seen: int
+    """J."""
     seen_by_all: int
     """Every query sees the keys before this place."""
     limit_BI1: torch.Tensor
     """A query sees the keys before this place; a blind one is given the first, to keep its scores finite."""
+    empty_BI: torch.Tensor | None
+    """Places that hold no query; None if all do."""
     blind_row: torch.Tensor | None
     """Rows of queries that see no key; None if there are none."""
 
     def mask_B11IJ(self) -> torch.Tensor | None:
         """Which scores from the place seen_by_all on do not count, or None if all do."""
-        keys = self.key_BJ.shape[1]
-        if self.seen_by_all == keys:
+        if self.seen_by_all == self.seen:
             return None
-        place_J = torch.arange(self.seen_by_all, keys, device=self.key_BJ.device)
+        place_J = torch.arange(self.seen_by_all, self.seen, device=self.limit_BI1.device)
         return (place_J >= self.limit_BI1)[:, None, None]
 
 
@@ -105,7 +146,6 @@ def _tile(
     query_BI = start_q + np.minimum(place_BI, n_B1 - 1)
     key_BJ = start_k + np.minimum(place_BJ, m_B1 - 1)
     empty_BI = place_BI >= n_B1
-    real_q, real_k = np.flatnonzero(~empty_BI), np.flatnonzero(place_BJ < m_B1)
     blind = query_BI[(limit_BI <= 0) & ~empty_BI]
     limit_BI = np.maximum(limit_BI, 1)
 
@@ -113,14 +153,11 @@ def _tile(
         return torch.from_numpy(values).to(device)
 
     return Tile(
-        query_BI=on_device(query_BI),
-        key_BJ=on_device(key_BJ),
-        query_place=on_device(real_q),
-        query_row=on_device(query_BI.reshape(-1)[real_q]),
-        empty_BI=on_device(empty_BI) if empty_BI.any() else None,
-        key_place=on_device(real_k),
-        key_row=on_device(key_BJ.reshape(-1)[real_k]),
-        limit_BI1=on_device(limit_BI[..., None]),
+        queries=Rows.of(query_BI, empty_BI, device),
+        keys=Rows.of(key_BJ, place_BJ >= m_B1, device),
+        seen=seen,
         seen_by_all=min(int(limit_BI.min()), seen),
+        limit_BI1=on_device(limit_BI[..., None]),
+        empty_BI=on_device(empty_BI) if empty_BI.any() else None,
         blind_row=on_device(blind) if len(blind) else None,
     )
