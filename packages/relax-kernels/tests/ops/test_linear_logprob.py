@@ -152,6 +152,9 @@ def _vocabulary_parallel_rank(rank: int, folder: Path, reduce_here: bool) -> Non
         assert_near(result.entropy_T, whole.entropy_T, 1e-6)
         assert_near(dhidden, expected_dhidden, 1e-5)
         assert_near(dpart, expected_dweight[10 * rank : 10 * rank + 10], 1e-5)
+        # Logits of hundreds: the ranks' sums of exponentials have no common range.
+        far = rk.linear_logprob(hidden * 60, part, token_T, process_group=dist.group.WORLD)
+        assert_near(far.logprob_T, rk.linear_logprob(hidden * 60, weight, token_T).logprob_T, 1e-5)
         with pytest.raises(rk.InvalidInput, match=r"\[0, 20\)"):
             rk.linear_logprob(hidden, part, token_T + 20, process_group=dist.group.WORLD)
     finally:
