@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,11 +72,9 @@ def open_session(config: RelaxConfig) -> Iterator[Session]:
     try:
         weights = model_map(source.config, names=source.names or None)
         policy = _load(source, weights, sizes, config, world)
-        reference = None
-        if config.algorithm.needs_reference:
-            path = config.model.reference_path
-            frozen = source if path is None else open_checkpoint(path)
-            reference = _load(frozen, weights, sizes, config, world).requires_grad_(False).eval()
+        reference = (
+            _load_reference(policy, sizes, config, world) if config.algorithm.needs_reference else None
+        )
         trainer = Trainer(
             policy,
             config.trainer,
@@ -119,23 +117,42 @@ def open_checkpoint(path: str, *, weights: bool = True) -> Checkpoint:
     return Checkpoint.open(directory, weights=weights)
 
 
-def _load(
-    source: Checkpoint, weights: ModelMap, sizes: Qwen35Config, config: RelaxConfig, world: World
-) -> Qwen35Model:
-    model = build_model(
+def _build(sizes: Qwen35Config, config: RelaxConfig, world: World, *, random_weights: bool) -> Qwen35Model:
+    return build_model(
         sizes,
         dtype=_DTYPES[config.trainer.precision],
         recompute=config.trainer.recompute,
         mtp=config.mtp,
         device=world.torch_device,
-        random_weights=not source.names,
+        random_weights=random_weights,
     )
-    if not source.names:
-        return model
+
+
+def _load(
+    source: Checkpoint, weights: ModelMap, sizes: Qwen35Config, config: RelaxConfig, world: World
+) -> Qwen35Model:
+    model = _build(sizes, config, world, random_weights=not source.names)
+    return _copy(weights.import_tensors(source), model) if source.names else model
+
+
+def _load_reference(
+    policy: Qwen35Model, sizes: Qwen35Config, config: RelaxConfig, world: World
+) -> Qwen35Model:
+    """The frozen reference: another checkpoint with a config of its own, or the policy as it starts."""
+    path = config.model.reference_path
+    if path is None:
+        model = _copy(_state(policy).items(), _build(sizes, config, world, random_weights=False))
+    else:
+        source = open_checkpoint(path)
+        weights = model_map(source.config, names=source.names)
+        model = _load(source, weights, Qwen35Config.from_hf(source.config), config, world)
+    return model.requires_grad_(False).eval()
+
+
+def _copy(tensors: Iterable[tuple[str, Tensor]], model: Qwen35Model) -> Qwen35Model:
     parameters = _state(model)
-    with torch.no_grad():
-        for name, tensor in weights.import_tensors(source):
-            parameters[name].copy_(tensor)
+    for name, tensor in tensors:
+        parameters[name].copy_(tensor)
     return model
 
 
