@@ -110,16 +110,14 @@ def measure(config, directory, parallel):
     target = torch.where(layout.ahead(1)[1], layout.shift(tokens, 1), -1)
     hidden = model(tokens, layout)
     drafts = model.mtp_hidden(hidden, tokens, layout)
-    scored = [
-        model.token_logprobs(h, target, with_entropy=True, with_argmax=True) for h in (hidden, *drafts)
-    ]
+    scored = [model.token_logprobs(h, target, with_entropy=True) for h in (hidden, *drafts)]
     (-sum(s.logprob_T.sum() for s in scored)).backward()
     norm = sum(
         p.grad.square().sum() / (1 if getattr(p, "tensor_model_parallel", False) else parallel.tensor)
         for p in model.parameters()
     )
     dist.all_reduce(norm)
-    values = [s.logprob_T.tolist() + s.entropy_T.tolist() + s.argmax_T.tolist() for s in scored]
+    values = [s.logprob_T.tolist() + s.entropy_T.tolist() for s in scored]
     return {"values": values, "norm": norm.item()}
 """
 RANK = (

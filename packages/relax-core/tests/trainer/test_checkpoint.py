@@ -57,7 +57,7 @@ def test_a_failed_save_leaves_the_earlier_checkpoints_alone(make_trainer, sample
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("torch.distributed.checkpoint.save", full)
+        patch.setattr("relax_core.trainer.save_strategy.save", full)
         with pytest.raises(OSError, match="No space left"):
             save_checkpoint(tmp_path, 2, trainer, {}, keep=1)
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step_1"]

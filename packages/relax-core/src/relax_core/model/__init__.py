@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from relax_core.model.build import build_model
     from relax_core.model.config import Qwen35Config, UnsupportedModelError
-    from relax_core.model.head import TokenLogProbs
     from relax_core.model.mtp_config import MtpConfig
     from relax_core.model.qwen35 import Qwen35Model
 
@@ -17,7 +16,6 @@ _HOMES = {
     "MtpConfig": "mtp_config",
     "Qwen35Config": "config",
     "Qwen35Model": "qwen35",
-    "TokenLogProbs": "head",
     "UnsupportedModelError": "config",
     "build_model": "build",
 }
@@ -25,7 +23,6 @@ __all__ = [
     "MtpConfig",
     "Qwen35Config",
     "Qwen35Model",
-    "TokenLogProbs",
     "UnsupportedModelError",
     "build_model",
 ]

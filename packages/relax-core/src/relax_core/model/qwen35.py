@@ -13,9 +13,10 @@ from megatron.core.tensor_parallel import ColumnParallelLinear
 from megatron.core.transformer.transformer_block import TransformerBlock, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
+from relax_kernels import LogProbs
 
 from relax_core.model.config import Qwen35Config
-from relax_core.model.head import TokenLogProbs, score_tokens
+from relax_core.model.head import score_tokens
 from relax_core.model.mtp import MultiTokenPrediction
 from relax_core.model.mtp_config import MtpConfig
 from relax_core.model.packed import PackedContext
@@ -141,9 +142,8 @@ class Qwen35Model(LanguageModule):  # type: ignore[misc]
         *,
         temperature: float = 1.0,
         with_entropy: bool = False,
-        with_argmax: bool = False,
         detach_head: bool = False,
-    ) -> TokenLogProbs:
+    ) -> LogProbs:
         """Log-probs of target tokens; the logits of all positions never exist at once.
 
         Args:
@@ -151,7 +151,6 @@ class Qwen35Model(LanguageModule):  # type: ignore[misc]
             target_S: int64 token ids, -1 for none (log-prob 0, no gradient).
             temperature: divides the logits.
             with_entropy: also the entropy of each distribution.
-            with_argmax: also the likeliest token.
             detach_head: keep the gradient out of the head's weight.
         """
         weight_VD = self.head_weight()
@@ -161,7 +160,6 @@ class Qwen35Model(LanguageModule):  # type: ignore[misc]
             target_S,
             temperature=temperature,
             with_entropy=with_entropy,
-            with_argmax=with_argmax,
             group=self.tp_group,
         )
 

@@ -94,7 +94,7 @@ class PackedLayout:
 
     def unpack(self, x_T: Tensor) -> list[Tensor]:
         """The samples' own stretches of `x_T` ([T, ...]), in packing order, without padding (views)."""
-        return list(x_T[: self.total].split(self.lengths))
+        return list(torch.split(x_T[: self.total], list(self.lengths)))
 
     def shift(self, x_T: Tensor, distance: int, *, fill: float = 0) -> Tensor:
         """`x_T` moved so that position t holds the value of the token `distance` places ahead.

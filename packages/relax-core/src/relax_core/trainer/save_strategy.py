@@ -14,7 +14,8 @@ from megatron.core.dist_checkpointing.strategies.torch import (
     _replace_state_dict_keys_with_sharded_keys,
     mcore_to_pyt_state_dict,
 )
-from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import save
 
 
 class TorchDistWriter(SaveShardedStrategy):  # type: ignore[misc]
@@ -28,9 +29,9 @@ class TorchDistWriter(SaveShardedStrategy):  # type: ignore[misc]
         renamed, _, _ = _replace_state_dict_keys_with_sharded_keys(
             sharded_state_dict, keep_only_main_replica=True
         )
-        dcp.save(
+        save(
             mcore_to_pyt_state_dict(renamed, False),
-            storage_writer=dcp.FileSystemWriter(checkpoint_dir, sync_files=False),
+            storage_writer=FileSystemWriter(checkpoint_dir, sync_files=False),
             planner=MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False),
         )
 
