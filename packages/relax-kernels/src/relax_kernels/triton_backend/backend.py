@@ -15,7 +15,10 @@ from relax_kernels.errors import BackendUnavailable
 
 _FOLDER = "relax_kernels.triton_backend"
 OPERATORS = {
-    "gated_delta_rule": ("delta_rule", "triton kernels, chunks of 64; on Hopper with K = V of 64 or 128 their gluon forms"),
+    "gated_delta_rule": (
+        "delta_rule",
+        "triton kernels, chunks of 64; on Hopper with K = V of 64 or 128 their gluon forms",
+    ),
     "causal_conv1d": ("conv", "triton kernel"),
     "attention": ("attention", "torch's flash attention"),
     "rms_norm": ("norms", "triton kernel"),

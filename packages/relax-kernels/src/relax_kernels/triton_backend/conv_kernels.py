@@ -9,8 +9,24 @@ computed once.
 from __future__ import annotations
 
 import triton.language as tl
+from triton import knobs
+from triton.language.extra import libdevice
 
 from relax_kernels.triton_backend.jit import jit
+
+# The interpreter has no device library.
+ON_DEVICE = tl.constexpr(not knobs.runtime.interpret)
+
+
+@jit
+def sigmoid(x: tl.tensor) -> tl.tensor:
+    """Return the sigmoid, to about two units in the last place of float32, without the care for denormals.
+
+    The convolution is bounded by instructions, and that care is most of what the exact functions consist of.
+    """
+    if ON_DEVICE:
+        return libdevice.fast_dividef(1.0, 1.0 + libdevice.fast_expf(-x))
+    return tl.sigmoid(x)
 
 
 @jit
@@ -47,9 +63,116 @@ def conv_kernel(
         x_LB = tl.load(x + place, mask=(age >= back)[:, None] & inside[None, :], other=0.0)
         y_LB += tap_B[None, :] * x_LB.to(tl.float32)
     if SILU:
-        y_LB *= tl.sigmoid(y_LB)
+        y_LB *= sigmoid(y_LB)
     place = token.to(tl.int64)[:, None] * C + channel[None, :]
     tl.store(y + place, y_LB.to(y.dtype.element_ty), mask=(age >= 0)[:, None] & inside[None, :])
+
+
+@jit
+def walk(
+    x_place: tl.tensor,
+    dy_place: tl.tensor,
+    dx_place: tl.tensor,
+    ages: tl.tensor,
+    inside: tl.tensor,
+    first: tl.tensor,
+    last: tl.tensor,
+    reach: tl.tensor,
+    x_stride_t: tl.tensor,
+    dy_stride_t: tl.tensor,
+    tap_0: tl.tensor,
+    tap_1: tl.tensor,
+    tap_2: tl.tensor,
+    tap_3: tl.tensor,
+    shift: tl.tensor,
+    back_1: tl.tensor,
+    back_2: tl.tensor,
+    back_3: tl.tensor,
+    partial_1: tl.tensor,
+    partial_2: tl.tensor,
+    partial_3: tl.tensor,
+    x_0: tl.tensor,
+    x_1: tl.tensor,
+    x_2: tl.tensor,
+    dy_0: tl.tensor,
+    dy_1: tl.tensor,
+    dy_2: tl.tensor,
+    dtap_0: tl.tensor,
+    dtap_1: tl.tensor,
+    dtap_2: tl.tensor,
+    dtap_3: tl.tensor,
+    dshift: tl.tensor,
+    C: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    SILU: tl.constexpr,
+    BORDERS: tl.constexpr,
+    OWN: tl.constexpr,
+) -> tl.tuple:
+    """Take the tokens from `first` to `last`, counted from the program's start; return what goes on.
+
+    back_1 to back_3 are the inputs before the token. partial_1 to partial_3 are their gradients as far as
+    they are known, complete once three more tokens have passed. x_0 to x_2 and dy_0 to dy_2 are the next
+    tokens, on their way. BORDERS: a sequence may begin among these tokens. OWN: they count for the taps.
+    """
+    for step in range(first, last):
+        now = x_0.to(tl.float32)
+        dy_B = dy_0.to(tl.float32)
+        x_0 = x_1
+        x_1 = x_2
+        dy_0 = dy_1
+        dy_1 = dy_2
+        x_2 = tl.load(x_place + (step + 3) * x_stride_t, mask=inside & (step + 3 < reach), other=0.0)
+        dy_2 = tl.load(dy_place + (step + 3) * dy_stride_t, mask=inside & (step + 3 < reach), other=0.0)
+        if BORDERS:
+            age = tl.load(ages + step, mask=step < reach, other=0)
+            back_1 = tl.where(age > 0, back_1, 0.0)
+            back_2 = tl.where(age > 1, back_2, 0.0)
+            back_3 = tl.where(age > 2, back_3, 0.0)
+        if SILU:
+            y_B = shift + tap_0 * now + tap_1 * back_1 + tap_2 * back_2 + tap_3 * back_3
+            sigmoid_B = sigmoid(y_B)
+            dy_B *= sigmoid_B + y_B * (sigmoid_B - sigmoid_B * sigmoid_B)
+        if OWN:
+            dtap_0 += dy_B * now
+            dtap_1 += dy_B * back_1
+            dtap_2 += dy_B * back_2
+            dtap_3 += dy_B * back_3
+            if HAS_BIAS:
+                dshift += dy_B
+        if BORDERS:
+            partial_1 += tl.where(age > 0, tap_1 * dy_B, 0.0)
+            partial_2 += tl.where(age > 1, tap_2 * dy_B, 0.0)
+            partial_3 += tl.where(age > 2, tap_3 * dy_B, 0.0)
+        else:
+            partial_1 += tap_1 * dy_B
+            partial_2 += tap_2 * dy_B
+            partial_3 += tap_3 * dy_B
+        tl.store(dx_place + step * C, partial_3.to(dx_place.dtype.element_ty), mask=inside & (step >= 3))
+        partial_3 = partial_2
+        partial_2 = partial_1
+        partial_1 = tap_0 * dy_B
+        back_3 = back_2
+        back_2 = back_1
+        back_1 = now
+    return (
+        back_1,
+        back_2,
+        back_3,
+        partial_1,
+        partial_2,
+        partial_3,
+        x_0,
+        x_1,
+        x_2,
+        dy_0,
+        dy_1,
+        dy_2,
+        dtap_0,
+        dtap_1,
+        dtap_2,
+        dtap_3,
+        dshift,
+    )
 
 
 @jit
@@ -95,6 +218,8 @@ def conv_backward_kernel(
     dtap_3 = tl.zeros([B], tl.float32)
     dshift = tl.zeros([B], tl.float32)
 
+    own = tl.minimum(L, tokens - start)
+    reach = tl.minimum(L + 3, tokens - start)
     x_place = x + start.to(tl.int64) * x_stride_t + channel
     dy_place = dy + start.to(tl.int64) * dy_stride_t + channel
     dx_place = dx + (start.to(tl.int64) - 3) * C + channel
@@ -102,58 +227,247 @@ def conv_backward_kernel(
     back_1 = tl.load(x_place - x_stride_t, mask=inside & (age > 0), other=0.0).to(tl.float32)
     back_2 = tl.load(x_place - 2 * x_stride_t, mask=inside & (age > 1), other=0.0).to(tl.float32)
     back_3 = tl.load(x_place - 3 * x_stride_t, mask=inside & (age > 2), other=0.0).to(tl.float32)
-    # Gradients of the last three inputs as far as they are known: complete once three more tokens have
-    # passed.
     partial_1 = tl.zeros([B], tl.float32)
     partial_2 = tl.zeros([B], tl.float32)
     partial_3 = tl.zeros([B], tl.float32)
-    own = tl.minimum(L, tokens - start)
-    reach = tl.minimum(L + 3, tokens - start)
-    x_coming_0 = tl.load(x_place, mask=inside, other=0.0)
-    x_coming_1 = tl.load(x_place + x_stride_t, mask=inside & (reach > 1), other=0.0)
-    x_coming_2 = tl.load(x_place + 2 * x_stride_t, mask=inside & (reach > 2), other=0.0)
-    dy_coming_0 = tl.load(dy_place, mask=inside, other=0.0)
-    dy_coming_1 = tl.load(dy_place + dy_stride_t, mask=inside & (reach > 1), other=0.0)
-    dy_coming_2 = tl.load(dy_place + 2 * dy_stride_t, mask=inside & (reach > 2), other=0.0)
-    x_place += 3 * x_stride_t
-    dy_place += 3 * dy_stride_t
-    for step in range(own + 3):
-        now = x_coming_0.to(tl.float32)
-        dy_B = dy_coming_0.to(tl.float32)
-        x_coming_0 = x_coming_1
-        x_coming_1 = x_coming_2
-        dy_coming_0 = dy_coming_1
-        dy_coming_1 = dy_coming_2
-        x_coming_2 = tl.load(x_place, mask=inside & (step + 3 < reach), other=0.0)
-        dy_coming_2 = tl.load(dy_place, mask=inside & (step + 3 < reach), other=0.0)
-        x_place += x_stride_t
-        dy_place += dy_stride_t
-        age = tl.load(ages + start + step, mask=step < reach, other=0)
-        if age == 0:
-            back_1 = tl.zeros([B], tl.float32)
-            back_2 = tl.zeros([B], tl.float32)
-            back_3 = tl.zeros([B], tl.float32)
-        if SILU:
-            y_B = shift + tap_0 * now + tap_1 * back_1 + tap_2 * back_2 + tap_3 * back_3
-            sigmoid_B = tl.sigmoid(y_B)
-            dy_B *= sigmoid_B * (1.0 + y_B * (1.0 - sigmoid_B))
-        counted_B = tl.where(step < own, dy_B, 0.0)
-        dtap_0 += counted_B * now
-        dtap_1 += counted_B * back_1
-        dtap_2 += counted_B * back_2
-        dtap_3 += counted_B * back_3
-        dshift += counted_B
-        partial_1 += tl.where(age > 0, tap_1 * dy_B, 0.0)
-        partial_2 += tl.where(age > 1, tap_2 * dy_B, 0.0)
-        partial_3 += tl.where(age > 2, tap_3 * dy_B, 0.0)
-        tl.store(dx_place, partial_3.to(dx.dtype.element_ty), mask=inside & (step >= 3))
-        dx_place += C
-        partial_3 = partial_2
-        partial_2 = partial_1
-        partial_1 = tap_0 * dy_B
-        back_3 = back_2
-        back_2 = back_1
-        back_1 = now
+    x_0 = tl.load(x_place, mask=inside, other=0.0)
+    x_1 = tl.load(x_place + x_stride_t, mask=inside & (reach > 1), other=0.0)
+    x_2 = tl.load(x_place + 2 * x_stride_t, mask=inside & (reach > 2), other=0.0)
+    dy_0 = tl.load(dy_place, mask=inside, other=0.0)
+    dy_1 = tl.load(dy_place + dy_stride_t, mask=inside & (reach > 1), other=0.0)
+    dy_2 = tl.load(dy_place + 2 * dy_stride_t, mask=inside & (reach > 2), other=0.0)
+    # No sequence begins after the first token exactly if the last is as far into its own as into this walk,
+    # or more.
+    if tl.load(ages + start + reach - 1) < reach - 1:
+        (
+            back_1,
+            back_2,
+            back_3,
+            partial_1,
+            partial_2,
+            partial_3,
+            x_0,
+            x_1,
+            x_2,
+            dy_0,
+            dy_1,
+            dy_2,
+            dtap_0,
+            dtap_1,
+            dtap_2,
+            dtap_3,
+            dshift,
+        ) = walk(
+            x_place,
+            dy_place,
+            dx_place,
+            ages + start,
+            inside,
+            0,
+            own,
+            reach,
+            x_stride_t,
+            dy_stride_t,
+            tap_0,
+            tap_1,
+            tap_2,
+            tap_3,
+            shift,
+            back_1,
+            back_2,
+            back_3,
+            partial_1,
+            partial_2,
+            partial_3,
+            x_0,
+            x_1,
+            x_2,
+            dy_0,
+            dy_1,
+            dy_2,
+            dtap_0,
+            dtap_1,
+            dtap_2,
+            dtap_3,
+            dshift,
+            C,
+            HAS_BIAS,
+            SILU,
+            True,
+            True,
+        )
+        (
+            back_1,
+            back_2,
+            back_3,
+            partial_1,
+            partial_2,
+            partial_3,
+            x_0,
+            x_1,
+            x_2,
+            dy_0,
+            dy_1,
+            dy_2,
+            dtap_0,
+            dtap_1,
+            dtap_2,
+            dtap_3,
+            dshift,
+        ) = walk(
+            x_place,
+            dy_place,
+            dx_place,
+            ages + start,
+            inside,
+            own,
+            own + 3,
+            reach,
+            x_stride_t,
+            dy_stride_t,
+            tap_0,
+            tap_1,
+            tap_2,
+            tap_3,
+            shift,
+            back_1,
+            back_2,
+            back_3,
+            partial_1,
+            partial_2,
+            partial_3,
+            x_0,
+            x_1,
+            x_2,
+            dy_0,
+            dy_1,
+            dy_2,
+            dtap_0,
+            dtap_1,
+            dtap_2,
+            dtap_3,
+            dshift,
+            C,
+            HAS_BIAS,
+            SILU,
+            True,
+            False,
+        )
+    else:
+        (
+            back_1,
+            back_2,
+            back_3,
+            partial_1,
+            partial_2,
+            partial_3,
+            x_0,
+            x_1,
+            x_2,
+            dy_0,
+            dy_1,
+            dy_2,
+            dtap_0,
+            dtap_1,
+            dtap_2,
+            dtap_3,
+            dshift,
+        ) = walk(
+            x_place,
+            dy_place,
+            dx_place,
+            ages + start,
+            inside,
+            0,
+            own,
+            reach,
+            x_stride_t,
+            dy_stride_t,
+            tap_0,
+            tap_1,
+            tap_2,
+            tap_3,
+            shift,
+            back_1,
+            back_2,
+            back_3,
+            partial_1,
+            partial_2,
+            partial_3,
+            x_0,
+            x_1,
+            x_2,
+            dy_0,
+            dy_1,
+            dy_2,
+            dtap_0,
+            dtap_1,
+            dtap_2,
+            dtap_3,
+            dshift,
+            C,
+            HAS_BIAS,
+            SILU,
+            False,
+            True,
+        )
+        (
+            back_1,
+            back_2,
+            back_3,
+            partial_1,
+            partial_2,
+            partial_3,
+            x_0,
+            x_1,
+            x_2,
+            dy_0,
+            dy_1,
+            dy_2,
+            dtap_0,
+            dtap_1,
+            dtap_2,
+            dtap_3,
+            dshift,
+        ) = walk(
+            x_place,
+            dy_place,
+            dx_place,
+            ages + start,
+            inside,
+            own,
+            own + 3,
+            reach,
+            x_stride_t,
+            dy_stride_t,
+            tap_0,
+            tap_1,
+            tap_2,
+            tap_3,
+            shift,
+            back_1,
+            back_2,
+            back_3,
+            partial_1,
+            partial_2,
+            partial_3,
+            x_0,
+            x_1,
+            x_2,
+            dy_0,
+            dy_1,
+            dy_2,
+            dtap_0,
+            dtap_1,
+            dtap_2,
+            dtap_3,
+            dshift,
+            C,
+            HAS_BIAS,
+            SILU,
+            False,
+            False,
+        )
 
     place = dweight + program.to(tl.int64) * (4 * C) + channel
     tl.store(place, dtap_0, mask=inside)

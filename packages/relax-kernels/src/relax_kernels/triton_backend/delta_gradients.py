@@ -11,10 +11,12 @@ state after it, X and dU from the scans, q and k normalised, D_ij = exp(G_i - G_
     dk   = R - beta L        dv = beta dU        dbeta_i = dU_i . v_i - k_i . L_i
     dG_i = q_i . dq_i - beta_i k_i . L_i - k_i . R_i,   and at the last token + <S', dS'>
 
-dG follows from where G enters: exp(G) beside q, exp(G) beside the erased k, exp(-G) beside every other k.
-No product takes the transpose of a tensor that is not in memory as its left factor: Triton 3.4 to 3.7.0
-computes that wrongly on Hopper (flash-linear-attention issues 640 and 984). E^T and F^T are computed from
-their own products instead.
+dG follows from where G enters: exp(G) beside q, exp(G) beside the erased k, exp(-G) beside every other k. Its
+sums cancel between tokens, exactly so for a pair within the chunk. So that rounding does not undo it, E and F
+are rounded once with all their factors (E / (|q| |k|), beta F / |k|^2), and what is summed in registers is dq
+/ |q| and dk / |k|: both ends of a pair then have the same product. No product takes the transpose of a tensor
+that is not in memory as its left factor: Triton 3.4 to 3.7.0 computes that wrongly on Hopper
+(flash-linear-attention issues 640 and 984). E^T and F^T are computed from their own products instead.
 """
 
 from __future__ import annotations
@@ -110,7 +112,8 @@ def gradients_kernel(
             )
             e_CC = tl.dot(do_CV, tl.trans(x_CV), acc=e_CC)
         ratio_CC = tl.exp(tl.where(lower, decay_C[:, None] - decay_C[None, :], float("-inf")))
-        e_low = (e_CC * (scale * ratio_CC * k_factor_C[None, :])).to(k_CK.dtype)
+        e_CC = e_CC * ratio_CC * (scale * q_factor_C)[:, None] * k_factor_C[None, :]
+        e_low = e_CC.to(k_CK.dtype)
         query_CK = tl.zeros([C, K], tl.float32)
         for part in tl.range(V // B, num_stages=STAGES):
             column = part * B + tl.arange(0, B)
@@ -119,13 +122,14 @@ def gradients_kernel(
                 do_place + (row[:, None] * do_stride_t + column[None, :]), mask=valid[:, None], other=0.0
             )
             query_CK = tl.dot(do_CV, tl.trans(state_KV), acc=query_CK)
-        query_CK = tl.dot(e_low, k_CK, acc=query_CK * (scale * tl.exp(decay_C))[:, None])
+        query_CK = tl.dot(e_low, k_CK, acc=query_CK * (scale * tl.exp(decay_C) * q_factor_C)[:, None])
         dq_CK += query_CK
-        q_again = tl.load(q_place, mask=valid[:, None], other=0.0).to(tl.float32) * q_factor_C[:, None]
+        q_again = tl.load(q_place, mask=valid[:, None], other=0.0).to(tl.float32)
         tl.store(sums_at + u * C, tl.sum(query_CK * q_again, axis=1))
     if L2NORM:
-        q_again = tl.load(q_place, mask=valid[:, None], other=0.0).to(tl.float32) * q_factor_C[:, None]
-        dq_CK = (dq_CK - q_again * tl.sum(dq_CK * q_again, axis=1)[:, None]) * q_factor_C[:, None]
+        q_again = tl.load(q_place, mask=valid[:, None], other=0.0).to(tl.float32)
+        along_C = tl.sum(dq_CK * q_again, axis=1) * q_factor_C * q_factor_C
+        dq_CK -= q_again * along_C[:, None]
     tl.store(dq + first + tile_CK, dq_CK.to(dq.dtype.element_ty), mask=valid[:, None])
 
     dk_CK = tl.zeros([C, K], tl.float32)
@@ -135,6 +139,8 @@ def gradients_kernel(
         decay_C = tl.load(decay + table * C + row)
         total = tl.load(decay + table * C + (C - 1))
         beta_C = tl.load(step + table * C + row)
+        # Divided out again below: 0 would take with it what beta's own gradient needs.
+        divisor_C = tl.maximum(beta_C, 1e-12)
         v_place = v + start * v_stride_t + u * v_stride_u
         dv_place = dv + (start * U + u) * V
         do_place = do + start * do_stride_t + u * do_stride_u
@@ -156,7 +162,8 @@ def gradients_kernel(
             tl.store(dv_place + (row[:, None] * (U * V) + column[None, :]), dv_CV, mask=valid[:, None])
         tl.store(sums_at + plane + u * C, seen_C)
         ratio_CC = tl.exp(tl.where(below, decay_C[:, None] - decay_C[None, :], float("-inf")))
-        f_low = (f_CC * ratio_CC * k_factor_C[None, :]).to(k_CK.dtype)
+        f_CC = f_CC * ratio_CC * (divisor_C * k_factor_C)[:, None] * k_factor_C[None, :]
+        f_low = f_CC.to(k_CK.dtype)
         erase_CK = tl.zeros([C, K], tl.float32)
         overlap = 0.0
         for part in tl.range(V // B, num_stages=STAGES):
@@ -167,9 +174,9 @@ def gradients_kernel(
             du_CV = tl.load(dupdates + table * (C * V) + (row[:, None] * V + column[None, :]))
             erase_CK = tl.dot(du_CV, tl.trans(state_KV), acc=erase_CK)
             overlap += tl.sum(state_KV.to(tl.float32) * dstate_KV.to(tl.float32))
-        erase_CK = tl.dot(f_low, k_CK, acc=erase_CK * tl.exp(decay_C)[:, None])
-        dk_CK -= erase_CK * beta_C[:, None]
-        k_again = tl.load(k_place, mask=valid[:, None], other=0.0).to(tl.float32) * k_factor_C[:, None]
+        erase_CK = tl.dot(f_low, k_CK, acc=erase_CK * (tl.exp(decay_C) * divisor_C * k_factor_C)[:, None])
+        dk_CK -= erase_CK
+        k_again = tl.load(k_place, mask=valid[:, None], other=0.0).to(tl.float32)
         tl.store(sums_at + 2 * plane + u * C, tl.sum(erase_CK * k_again, axis=1))
 
         e_CC = tl.zeros([C, C], tl.float32)
@@ -185,16 +192,18 @@ def gradients_kernel(
             e_CC = tl.dot(x_CV, tl.trans(do_CV), acc=e_CC)
             f_CC = tl.dot(x_CV, tl.trans(du_CV), acc=f_CC)
         ratio_CC = tl.exp(tl.where(upper, decay_C[None, :] - decay_C[:, None], float("-inf")))
-        e_low = (e_CC * ratio_CC * (scale * q_factor_C)[None, :]).to(k_CK.dtype)
-        f_low = tl.where(above, f_CC * ratio_CC * (-beta_C * k_factor_C)[None, :], 0.0).to(k_CK.dtype)
+        e_CC = e_CC * ratio_CC * (scale * q_factor_C)[None, :] * k_factor_C[:, None]
+        e_low = e_CC.to(k_CK.dtype)
+        f_CC = f_CC * ratio_CC * (-divisor_C * k_factor_C)[None, :] * k_factor_C[:, None]
+        f_low = tl.where(above, f_CC, 0.0).to(k_CK.dtype)
         keep_CK = tl.zeros([C, K], tl.float32)
         for part in tl.range(V // B, num_stages=STAGES):
             column = part * B + tl.arange(0, B)
             dstate_KV = tl.load(dstates + table * (K * V) + (feature[:, None] * V + column[None, :]))
             x_CV = tl.load(updates + table * (C * V) + (row[:, None] * V + column[None, :]))
             keep_CK = tl.dot(x_CV, tl.trans(dstate_KV), acc=keep_CK)
-        keep_CK = keep_CK * tl.exp(total - decay_C)[:, None]
-        k_again = tl.load(k_place, mask=valid[:, None], other=0.0).to(tl.float32) * k_factor_C[:, None]
+        keep_CK = keep_CK * (tl.exp(total - decay_C) * k_factor_C)[:, None]
+        k_again = tl.load(k_place, mask=valid[:, None], other=0.0).to(tl.float32)
         gain = overlap * tl.exp(total) + tl.sum(tl.sum(keep_CK * k_again, axis=1))
         keep_CK = tl.dot(e_low, q_CK, acc=keep_CK)
         keep_CK = tl.dot(f_low, k_CK, acc=keep_CK)
@@ -204,14 +213,15 @@ def gradients_kernel(
         # The sums were written by other threads of this program.
         tl.debug_barrier()
         erased_C = tl.load(sums_at + 2 * plane + u * C)
-        ddecay_C = tl.load(sums_at + u * C) - beta_C * erased_C - tl.load(sums_at + 3 * plane + u * C)
+        ddecay_C = tl.load(sums_at + u * C) - erased_C - tl.load(sums_at + 3 * plane + u * C)
         dg_C = tl.sum(ddecay_C, axis=0) - tl.cumsum(ddecay_C, axis=0) + ddecay_C + gain
         token = (start + row) * U + u
         tl.store(dg + token, dg_C, mask=valid)
-        tl.store(dbeta + token, tl.load(sums_at + plane + u * C) - erased_C, mask=valid)
+        tl.store(dbeta + token, tl.load(sums_at + plane + u * C) - erased_C / divisor_C, mask=valid)
     if L2NORM:
-        k_again = tl.load(k_place, mask=valid[:, None], other=0.0).to(tl.float32) * k_factor_C[:, None]
-        dk_CK = (dk_CK - k_again * tl.sum(dk_CK * k_again, axis=1)[:, None]) * k_factor_C[:, None]
+        k_again = tl.load(k_place, mask=valid[:, None], other=0.0).to(tl.float32)
+        along_C = tl.sum(dk_CK * k_again, axis=1) * k_factor_C * k_factor_C
+        dk_CK -= k_again * along_C[:, None]
     tl.store(dk + first + tile_CK, dk_CK.to(dk.dtype.element_ty), mask=valid[:, None])
 
 

@@ -59,7 +59,8 @@ def gradients_kernel(
     square: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, C // 2, 16])
     dense: gl.constexpr = gl.BlockedLayout([1, 8], [256 // K, K // 8], [8, 1], [1, 0])
     row = gl.arange(0, C, layout=gl.SliceLayout(1, wide))
-    square_row = gl.arange(0, C, layout=gl.SliceLayout(1, square))
+    square_rows: gl.constexpr = gl.SliceLayout(1, square)
+    square_row = gl.arange(0, C, layout=square_rows)
     square_column = gl.arange(0, C, layout=gl.SliceLayout(0, square))
     dense_row = gl.arange(0, C, layout=gl.SliceLayout(1, dense))
     dense_column = gl.arange(0, K, layout=gl.SliceLayout(0, dense))
@@ -144,11 +145,16 @@ def gradients_kernel(
         beta_C = gl.load(step + vector + row)
         k_factor_C = gl.load(k_factor + keys + row)
         q_factor_C = gl.load(q_factor + keys + row)
-        down_C = gl.load(decay + vector + square_row)
+        divisor_C = gl.maximum(beta_C, 1e-12)
+        # Rows lie in the same threads in both layouts.
+        down_C = gl.convert_layout(decay_C, square_rows, assert_trivial=True)
+        down_q_C = gl.convert_layout(q_factor_C * scale, square_rows, assert_trivial=True)
+        down_k_C = gl.convert_layout(k_factor_C, square_rows, assert_trivial=True)
+        down_beta_C = gl.convert_layout(divisor_C, square_rows, assert_trivial=True)
         across_C = gl.load(decay + vector + square_column)
         across_k_C = gl.load(k_factor + keys + square_column)
-        across_q_C = gl.load(q_factor + keys + square_column)
-        across_beta_C = gl.load(step + vector + square_column)
+        across_q_C = gl.load(q_factor + keys + square_column) * scale
+        across_beta_C = gl.maximum(gl.load(step + vector + square_column), 1e-12)
 
         mbarrier.wait(rows_ready, phase)
         e_CC = warpgroup_mma(do_tile, x_tile.permute((1, 0)), zero_CC, use_acc=False, is_async=True)
@@ -158,15 +164,18 @@ def gradients_kernel(
         lower = square_row[:, None] >= square_column[None, :]
         upper = square_row[:, None] <= square_column[None, :]
         gap_CC = down_C[:, None] - across_C[None, :]
-        ratio_CC = gl.exp(gl.where(lower, gap_CC, float("-inf"))) * across_k_C[None, :]
+        ratio_CC = gl.exp(gl.where(lower, gap_CC, float("-inf")))
         ratio_t_CC = gl.exp(gl.where(upper, -gap_CC, float("-inf")))
         strict = square_row[:, None] != square_column[None, :]
         e_CC, f_CC, et_CC, ft_CC = warpgroup_mma_wait(0, deps=(e_CC, f_CC, et_CC, ft_CC))
-        e_shared.store((e_CC * (scale * ratio_CC)).to(gl.bfloat16))
-        f_shared.store(gl.where(strict, f_CC * ratio_CC, 0.0).to(gl.bfloat16))
-        et_shared.store((et_CC * ratio_t_CC * (scale * across_q_C)[None, :]).to(gl.bfloat16))
-        weight_C = -across_beta_C * across_k_C
-        ft_shared.store(gl.where(strict, ft_CC * ratio_t_CC * weight_C[None, :], 0.0).to(gl.bfloat16))
+        e_CC = e_CC * ratio_CC * down_q_C[:, None] * across_k_C[None, :]
+        e_shared.store(e_CC.to(gl.bfloat16))
+        et_CC = et_CC * ratio_t_CC * across_q_C[None, :] * down_k_C[:, None]
+        et_shared.store(et_CC.to(gl.bfloat16))
+        f_CC = f_CC * ratio_CC * (down_beta_C * down_k_C)[:, None] * across_k_C[None, :]
+        f_shared.store(gl.where(strict, f_CC, 0.0).to(gl.bfloat16))
+        ft_CC = ft_CC * ratio_t_CC * (-across_beta_C * across_k_C)[None, :] * down_k_C[:, None]
+        ft_shared.store(gl.where(strict, ft_CC, 0.0).to(gl.bfloat16))
         fence_async_shared()
 
         mbarrier.wait(state_ready, phase)
@@ -197,8 +206,8 @@ def gradients_kernel(
 
         grown_C = gl.exp(decay_C)
         mbarrier.wait(keys_ready, (job // GROUP) & 1)
-        query_CK = query_CK * (scale * grown_C)[:, None]
-        erase_CK = erase_CK * grown_C[:, None]
+        query_CK = query_CK * (scale * grown_C * q_factor_C)[:, None]
+        erase_CK = erase_CK * (grown_C * divisor_C * k_factor_C)[:, None]
         keep_CK = warpgroup_mma_wait(0, deps=[keep_CK])
         query_CK = warpgroup_mma(e_shared, k_tile, query_CK, is_async=True)
         erase_CK = warpgroup_mma(f_shared, k_tile, erase_CK, is_async=True)
@@ -211,20 +220,20 @@ def gradients_kernel(
         mbarrier.expect(dstate_ready, 2 * K * V, pred=more)
         tma.async_copy_global_to_shared(dstates, [next_table * K, 0], dstate_ready, dstate_tile, pred=more)
 
-        k_CK = k_tile.load(wide).to(gl.float32) * k_factor_C[:, None]
-        keep_CK = keep_CK * gl.exp(total - decay_C)[:, None]
+        k_CK = k_tile.load(wide).to(gl.float32)
+        keep_CK = keep_CK * (gl.exp(total - decay_C) * k_factor_C)[:, None]
         gain = overlap * gl.exp(total) + gl.sum(gl.sum(keep_CK * k_CK, axis=1), axis=0)
         keep_CK = warpgroup_mma(et_shared, q_tile, keep_CK, is_async=True)
         keep_CK = warpgroup_mma(ft_shared, k_tile, keep_CK, is_async=True)
         query_CK, erase_CK = warpgroup_mma_wait(2, deps=(query_CK, erase_CK))
         dq_CK += query_CK
-        gains_CK = query_CK * (q_tile.load(wide).to(gl.float32) * q_factor_C[:, None])
-        k_CK = k_tile.load(wide).to(gl.float32) * k_factor_C[:, None]
+        gains_CK = query_CK * q_tile.load(wide).to(gl.float32)
+        k_CK = k_tile.load(wide).to(gl.float32)
+        erased_CK = erase_CK * k_CK
         token = (start + row) * U + u
-        gl.store(dbeta + token, seen_C - gl.sum(erase_CK * k_CK, axis=1), mask=row < length)
-        erase_CK = erase_CK * beta_C[:, None]
+        gl.store(dbeta + token, seen_C - gl.sum(erased_CK, axis=1) / divisor_C, mask=row < length)
+        gains_CK -= erased_CK
         dk_CK -= erase_CK
-        gains_CK -= erase_CK * k_CK
         keep_CK = warpgroup_mma_wait(0, deps=[keep_CK])
         dk_CK += keep_CK
         gl.store(row_gains + vector + row, gl.sum(gains_CK - keep_CK * k_CK, axis=1))
@@ -232,9 +241,11 @@ def gradients_kernel(
 
         if member == GROUP - 1:
             if L2NORM:
-                q_CK = q_tile.load(wide).to(gl.float32) * q_factor_C[:, None]
-                dq_CK = (dq_CK - q_CK * gl.sum(dq_CK * q_CK, axis=1)[:, None]) * q_factor_C[:, None]
-                dk_CK = (dk_CK - k_CK * gl.sum(dk_CK * k_CK, axis=1)[:, None]) * k_factor_C[:, None]
+                q_CK = q_tile.load(wide).to(gl.float32)
+                along_q_C = gl.sum(dq_CK * q_CK, axis=1) * q_factor_C * q_factor_C
+                dq_CK -= q_CK * along_q_C[:, None]
+                along_k_C = gl.sum(dk_CK * k_CK, axis=1) * k_factor_C * k_factor_C
+                dk_CK -= k_CK * along_k_C[:, None]
             place = (start.to(gl.int64) * H + head) * K + (
                 dense_row[:, None] * (H * K) + dense_column[None, :]
             )
