@@ -2,8 +2,8 @@
 
 Axes as in `delta_scan`. Four steps (`delta_prepare`, `delta_scan`, `delta_scan_backward`, `delta_gradients`),
 each with a kernel for any device; the last three also with one for Hopper. The forward pass keeps its inputs
-only; the backward pass makes the tables and states again, 2 M U (K V + C V + C C) values of the input dtype
-that are freed when it returns.
+and the tables (2 C values of the input dtype for each token and value head); the backward pass makes the
+states again, 2 M U (K V + C V) values that are freed when it returns.
 """
 
 from __future__ import annotations
