@@ -8,7 +8,7 @@ lengths_strategy = st.lists(st.integers(0, 120), max_size=10)
 CPU = torch.device("cpu")
 
 
-def layout(lengths: list[int], max_cells: int = 64) -> ChunkLayout:
+def layout(lengths: list[int], max_cells: int = 300) -> ChunkLayout:
     return ChunkLayout.of(CuSeqlens.from_lengths(lengths), max_cells, CPU)
 
 

@@ -29,7 +29,8 @@ def cases() -> Iterator[Case]:
             multiply = partial(_check_matmul, tokens, dtype)
             yield Case("permute_tokens", f"permute_tokens-{tokens}.{experts}-{name}", move)
             yield Case("grouped_matmul", f"grouped_matmul-{tokens}-{name}", multiply)
-    yield Case("sort_by_expert", "sort_by_expert", _check_sort)
+    yield Case("sort_by_expert", "sort_by_expert-by-hand", _check_sort)
+    yield Case("sort_by_expert", "sort_by_expert-many", _check_long_sort)
 
 
 def _check_router(
@@ -62,10 +63,22 @@ def _check_sort(target: Target) -> None:
     assert count.tolist() == [3, 0, 3, 2, 0]
 
 
-def _permutation(tokens: int, experts: int, device: str) -> Permutation:
-    """Two different experts of each token, sorted by hand."""
+def _check_long_sort(target: Target) -> None:
+    expert, expected = _choices(3000, 5), _permutation(3000, 5, "cpu")
+    sorted_here = target.run("sort_by_expert", expert.to(target.device), experts=5)
+    for mine, other in zip(sorted_here, expected, strict=True):
+        assert torch.equal(mine.cpu(), other)
+
+
+def _choices(tokens: int, experts: int) -> torch.Tensor:
+    """Two different experts of each token."""
     generator = torch.Generator().manual_seed(tokens)
-    expert = torch.rand(tokens, experts, generator=generator).argsort(-1)[:, :2]
+    return torch.rand(tokens, experts, generator=generator).argsort(-1)[:, :2].contiguous()
+
+
+def _permutation(tokens: int, experts: int, device: str) -> Permutation:
+    """The choices, sorted in plain Python."""
+    expert = _choices(tokens, experts)
     order = sorted(range(2 * tokens), key=lambda choice: (int(expert[choice // 2, choice % 2]), choice))
     row = torch.empty(2 * tokens, dtype=torch.int64)
     row[torch.tensor(order)] = torch.arange(2 * tokens)
