@@ -1,4 +1,4 @@
-"""Post-training of Qwen3.5-class models on megatron-core: config, data, packing, model, losses, run loop, reports."""
+"""Post-training of Qwen3.5-class models on megatron-core: data, model, losses, run loop, reports."""
 
 from importlib.metadata import version
 

@@ -3,12 +3,12 @@
 The settings and the registry import at once and without torch; the functions when they are first asked for.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from relax_core.algorithms.config import AlgorithmConfig
 from relax_core.algorithms.kinds import Advantage, Correction, KlEstimator, Reduction
 from relax_core.algorithms.registry import Algorithm, algorithm_names, get_algorithm, register_algorithm
+from relax_core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from relax_core.algorithms.advantages import group_advantages, penalised_scores
@@ -49,25 +49,22 @@ __all__ = [
     "token_weights",
 ]
 
-_MODULE_OF = {
-    "Clipped": "clipping",
-    "Objective": "objective",
-    "SequenceWeights": "reductions",
-    "Term": "objective",
-    "TokenWeights": "reductions",
-    "clipped_policy_loss": "clipping",
-    "group_advantages": "advantages",
-    "importance_weight": "importance",
-    "kl_estimate": "kl",
-    "penalised_scores": "advantages",
-    "policy_objective": "objective",
-    "sequence_weights": "reductions",
-    "sft_objective": "objective",
-    "token_weights": "reductions",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "Clipped": "clipping",
+        "Objective": "objective",
+        "SequenceWeights": "reductions",
+        "Term": "objective",
+        "TokenWeights": "reductions",
+        "clipped_policy_loss": "clipping",
+        "group_advantages": "advantages",
+        "importance_weight": "importance",
+        "kl_estimate": "kl",
+        "penalised_scores": "advantages",
+        "policy_objective": "objective",
+        "sequence_weights": "reductions",
+        "sft_objective": "objective",
+        "token_weights": "reductions",
+    },
+)

@@ -3,10 +3,10 @@
 `RelaxConfig` and the functions around it load on first use, because they import every component's sections.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from relax_core.config.section import Section, setting
+from relax_core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from relax_core.config.load import load_config, resolve
@@ -25,17 +25,14 @@ __all__ = [
     "setting",
 ]
 
-_HOME = {
-    "ConfigError": "problems",
-    "Problem": "problems",
-    "RelaxConfig": "root",
-    "dump_config": "yaml_text",
-    "load_config": "load",
-    "resolve": "load",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "ConfigError": "problems",
+        "Problem": "problems",
+        "RelaxConfig": "root",
+        "dump_config": "yaml_text",
+        "load_config": "load",
+        "resolve": "load",
+    },
+)

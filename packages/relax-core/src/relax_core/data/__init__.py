@@ -4,11 +4,11 @@ The settings import at once and quickly; everything else when it is first asked 
 and transformers is loaded only to open a tokenizer.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from relax_core.data.config import DataConfig
 from relax_core.data.problems import BadRow, DataError
+from relax_core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from relax_core.data.cursor import Cursor
@@ -33,21 +33,18 @@ __all__ = [
     "load_tokenizer",
 ]
 
-_MODULE_OF = {
-    "Cursor": "cursor",
-    "DataSet": "load",
-    "ExampleStream": "stream",
-    "Message": "examples",
-    "Prompt": "examples",
-    "Sample": "examples",
-    "Tokenizer": "tokenizer",
-    "load_prompts": "load",
-    "load_samples": "load",
-    "load_tokenizer": "tokenizer",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "Cursor": "cursor",
+        "DataSet": "load",
+        "ExampleStream": "stream",
+        "Message": "examples",
+        "Prompt": "examples",
+        "Sample": "examples",
+        "Tokenizer": "tokenizer",
+        "load_prompts": "load",
+        "load_samples": "load",
+        "load_tokenizer": "tokenizer",
+    },
+)

@@ -3,8 +3,9 @@
 Importing this package must stay free of torch: `relax-train --help` reads its config sections.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from relax_core.lazy import lazy_names
 from relax_core.loop.config import CheckpointConfig, EvalConfig, RewardConfig, RolloutConfig, SftConfig
 
 if TYPE_CHECKING:
@@ -12,10 +13,4 @@ if TYPE_CHECKING:
 
 __all__ = ["CheckpointConfig", "EvalConfig", "RewardConfig", "RolloutConfig", "SftConfig", "run"]
 
-
-def __getattr__(name: str) -> Any:
-    if name != "run":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from relax_core.loop.start import run
-
-    return run
+__getattr__ = lazy_names(__name__, {"run": "start"})

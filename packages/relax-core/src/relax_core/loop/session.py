@@ -146,7 +146,9 @@ def _load_reference(
         source = open_checkpoint(path)
         weights = model_map(source.config, names=source.names)
         model = _load(source, weights, Qwen35Config.from_hf(source.config), config, world)
-    return model.requires_grad_(False).eval()
+    model.requires_grad_(False)
+    model.eval()
+    return model
 
 
 def _copy(tensors: Iterable[tuple[str, Tensor]], model: Qwen35Model) -> Qwen35Model:

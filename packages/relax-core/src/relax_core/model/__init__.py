@@ -3,22 +3,15 @@
 Importing this package must stay free of torch and Megatron: `relax-train --help` reads its config sections.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from relax_core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from relax_core.model.build import build_model
     from relax_core.model.config import Qwen35Config, UnsupportedModelError
     from relax_core.model.mtp_config import MtpConfig
     from relax_core.model.qwen35 import Qwen35Model
-
-_HOMES = {
-    "MtpConfig": "mtp_config",
-    "Qwen35Config": "config",
-    "Qwen35Model": "qwen35",
-    "UnsupportedModelError": "config",
-    "build_model": "build",
-}
 __all__ = [
     "MtpConfig",
     "Qwen35Config",
@@ -27,8 +20,13 @@ __all__ = [
     "build_model",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "MtpConfig": "mtp_config",
+        "Qwen35Config": "config",
+        "Qwen35Model": "qwen35",
+        "UnsupportedModelError": "config",
+        "build_model": "build",
+    },
+)

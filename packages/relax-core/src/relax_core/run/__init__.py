@@ -3,9 +3,9 @@
 `relax-train --help` reads `RunConfig`, so the rest loads when it is first asked for.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from relax_core.lazy import lazy_names
 from relax_core.run.config import RunConfig
 
 if TYPE_CHECKING:
@@ -39,27 +39,24 @@ __all__ = [
     "write_atomic",
 ]
 
-_MODULE_OF = {
-    "METRICS": "metrics",
-    "PHASES": "metrics",
-    "JsonlWriter": "jsonl",
-    "Masker": "secrets",
-    "MaskingFormatter": "secrets",
-    "Metric": "metrics",
-    "PhaseTimer": "timer",
-    "Recorder": "recorder",
-    "RunDirectory": "directory",
-    "RunDirectoryError": "files",
-    "describe": "metrics",
-    "installed_versions": "summary",
-    "logging_to": "logs",
-    "read_jsonl": "jsonl",
-    "summarize": "summary",
-    "write_atomic": "files",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "METRICS": "metrics",
+        "PHASES": "metrics",
+        "JsonlWriter": "jsonl",
+        "Masker": "secrets",
+        "MaskingFormatter": "secrets",
+        "Metric": "metrics",
+        "PhaseTimer": "timer",
+        "Recorder": "recorder",
+        "RunDirectory": "directory",
+        "RunDirectoryError": "files",
+        "describe": "metrics",
+        "installed_versions": "summary",
+        "logging_to": "logs",
+        "read_jsonl": "jsonl",
+        "summarize": "summary",
+        "write_atomic": "files",
+    },
+)
