@@ -58,7 +58,7 @@ def test_dotted_flags_reach_the_loop(folder, loop):
 def test_a_run_is_never_started_in_a_directory_that_has_one(folder, loop, capsys):
     assert main(["--run.name", "mine"]) == 0
     before = (folder / "runs/mine/config.yaml").read_bytes()
-    assert main(["--run.name", "mine", "--run.steps", "3"]) == 2
+    assert main(["--run.name", "mine", "--run.steps", "9"]) == 2
     assert "holds a finished run, which is never overwritten" in capsys.readouterr().err
     assert (folder / "runs/mine/config.yaml").read_bytes() == before
     assert len(loop.calls) == 1
@@ -90,11 +90,11 @@ def test_resuming_keeps_the_course_of_the_run(folder, loop, capsys):
 
 
 def test_a_finished_run_goes_on_only_with_more_steps(folder, loop, capsys):
-    main(["--run.name", "mine", "--run.steps", "5"])
+    main(["--run.name", "mine", "--run.steps", "6"])
     assert main(["--resume", "runs/mine"]) == 2
-    assert "holds a finished run of 5 steps: nothing is left to do" in capsys.readouterr().err
-    assert main(["--resume", "runs/mine", "--run.steps", "6"]) == 0
-    assert loop.calls[-1][0].run.steps == 6
+    assert "holds a finished run of 6 steps: nothing is left to do" in capsys.readouterr().err
+    assert main(["--resume", "runs/mine", "--run.steps", "7"]) == 0
+    assert loop.calls[-1][0].run.steps == 7
 
 
 @pytest.mark.parametrize(

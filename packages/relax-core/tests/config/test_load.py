@@ -82,17 +82,58 @@ def test_rules_across_sections_are_reported_beside_other_problems():
         *("--rollout.samples_per_prompt", "1", "--checkpoint.keep", "0"),
     )
     assert set(found) == {"trainer.warmup_steps", "rollout.samples_per_prompt", "checkpoint.keep"}
-    assert found["trainer.warmup_steps"].allowed == "an integer, at most 5"
+    assert found["trainer.warmup_steps"].allowed == "an integer, at most 4"
 
 
 def test_rules_across_sections_hold_for_configs_made_in_python():
     config = load_config("quickstart")
-    with pytest.raises(ValueError, match="warm-up is longer than the run"):
+    with pytest.raises(ValueError, match="warm-up takes the whole run"):
         RelaxConfig(
             data=config.data,
             run=config.run.model_copy(update={"steps": 1}),
             trainer=config.trainer.model_copy(update={"warmup_steps": 2}),
         )
+
+
+@pytest.mark.parametrize(
+    ("flags", "name", "allowed"),
+    [
+        (
+            ("--run.steps", "5", "--trainer.warmup_steps", "5"),
+            "trainer.warmup_steps",
+            "an integer, at most 4",
+        ),
+        (("--run.placement", "ray"), "run.placement", "inline"),
+        (
+            ("--model.reference_path", "elsewhere"),
+            "model.reference_path",
+            "null, or set algorithm.kl_loss_coef",
+        ),
+    ],
+)
+def test_what_would_fail_or_be_ignored_later_is_refused_at_once(flags, name, allowed):
+    found = problems("quickstart", *flags)
+    assert list(found) == [name]
+    assert found[name].allowed.startswith(allowed)
+
+
+@pytest.mark.parametrize("value", [".inf", "-.inf", ".nan"])
+def test_numbers_must_be_finite(recipe, value):
+    text = (
+        f"reward: {{failed_score: {value}}}\ntrainer: {{eps: {value}}}\nrollout: {{over_sampling: {value}}}\n"
+    )
+    found = problems(recipe(text))
+    assert set(found) == {"reward.failed_score", "trainer.eps", "rollout.over_sampling"}
+    assert found["reward.failed_score"].message == "must be finite"
+
+
+@pytest.mark.parametrize("text", ["a\0b", "caf\udce9"])
+def test_bytes_that_are_no_text_are_refused_by_name(text):
+    found = problems("quickstart", "--run.dir", text)
+    assert found["run.dir"].message.startswith("is no text")
+    assert found["run.dir"].given == ascii(text)
+    assert found["run.dir"].origin == "--run.dir"
+    str(found["run.dir"]).encode()
 
 
 def test_later_layers_win_and_mappings_merge():
@@ -104,6 +145,11 @@ def test_later_layers_win_and_mappings_merge():
 def test_an_empty_section_is_a_section_of_defaults(recipe):
     file = recipe("run:\n  # steps: 3\ndata: {path: rows.jsonl}\n")
     assert load_config(str(file)) == RelaxConfig(data=DataConfig(path="rows.jsonl"))
+
+
+def test_an_empty_section_takes_nothing_away_from_the_recipe_below(recipe):
+    file = recipe("extends: quickstart\ntrainer:\n  # lr: 1\n")
+    assert load_config(str(file)) == load_config("quickstart")
 
 
 def test_a_required_setting_that_is_missing_is_named(recipe):

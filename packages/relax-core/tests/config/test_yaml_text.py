@@ -49,6 +49,10 @@ def test_the_line_of_every_key_is_known():
         ("run:\n\t steps: 1\n", "line 2"),
         ("1: 2\n", "the key 1 must be text"),
         ("run: !!python/object:os.system {}\n", "could not determine a constructor"),
+        ("run: &r\n  steps: *r\n", "line 1: the value contains itself"),
+        ("run:\n  a: &a [1, [*a]]\n", "line 2: the value contains itself"),
+        ("a: " + "[" * 5000, "nested too deeply"),
+        ("run: \x1f\n", "unacceptable character #x001f"),
     ],
 )
 def test_what_is_no_mapping_is_refused_with_its_line(text, words):

@@ -9,6 +9,7 @@ from relax_core.algorithms.config import AlgorithmConfig
 from relax_core.config.problems import Problem
 from relax_core.data.config import DataConfig
 from relax_core.loop.config import EvalConfig, RolloutConfig, SftConfig
+from relax_core.model.settings import ModelSettings
 from relax_core.run.config import RunConfig
 from relax_core.trainer.config import TrainerConfig
 
@@ -40,13 +41,13 @@ def cross_problems(sections: Mapping[str, BaseModel]) -> list[Problem]:
 
 def _warmup_fits(trainer: TrainerConfig, run: RunConfig) -> Iterator[Problem]:
     updates = run.steps * trainer.optimizer_steps_per_batch
-    if trainer.warmup_steps > updates:
+    if trainer.warmup_steps >= updates:
         yield Problem(
             ("trainer", "warmup_steps"),
-            f"the warm-up is longer than the run: {run.steps} steps of {trainer.optimizer_steps_per_batch} "
+            f"the warm-up takes the whole run: {run.steps} steps of {trainer.optimizer_steps_per_batch} "
             f"optimizer steps make {updates}",
             given=str(trainer.warmup_steps),
-            allowed=f"an integer, at most {updates}",
+            allowed=f"an integer, at most {updates - 1}",
         )
 
 
@@ -99,10 +100,32 @@ def _evaluation_has_rows(evaluation: EvalConfig, data: DataConfig) -> Iterator[P
         )
 
 
+def _placement_is_built(run: RunConfig) -> Iterator[Problem]:
+    if run.placement != "inline":
+        yield Problem(
+            ("run", "placement"),
+            "trainer and engines as Ray actors are not built yet",
+            given=run.placement,
+            allowed="inline",
+        )
+
+
+def _reference_is_read(algorithm: AlgorithmConfig, model: ModelSettings) -> Iterator[Problem]:
+    if model.reference_path is not None and not algorithm.needs_reference:
+        yield Problem(
+            ("model", "reference_path"),
+            "without a KL no reference policy is needed",
+            given=model.reference_path,
+            allowed="null, or set algorithm.kl_loss_coef or algorithm.kl_reward_coef",
+        )
+
+
 CHECKS: tuple[Check, ...] = (
     Check(("trainer", "run"), _warmup_fits),
     Check(("algorithm", "rollout", "sft", "trainer"), _batch_can_be_split),
     Check(("algorithm", "rollout"), _group_gives_a_signal),
     Check(("algorithm", "rollout"), _policy_is_sampled),
     Check(("eval", "data"), _evaluation_has_rows),
+    Check(("run",), _placement_is_built),
+    Check(("algorithm", "model"), _reference_is_read),
 )

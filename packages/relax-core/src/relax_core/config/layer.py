@@ -33,7 +33,8 @@ class Layer:
     def over(self, below: "Layer") -> "Layer":
         """This layer's settings over those of `below`.
 
-        Mappings merge key by key; every other value replaces the one below. Problems of both are kept.
+        Mappings merge key by key, and a section without content sets nothing; every other value replaces the
+        one below. Problems of both are kept.
         """
         return Layer(
             _merge(below.values, self.values),
@@ -46,5 +47,8 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)
-        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+        if isinstance(old, dict) and (value is None or isinstance(value, dict)):
+            merged[key] = _merge(old, value or {})
+        else:
+            merged[key] = value
     return merged

@@ -1,7 +1,7 @@
 """From layers of settings to one validated config, or to every problem at once."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -45,7 +45,9 @@ def resolve(model: type[Config], layers: Iterable[Layer]) -> Config:
     for above in layers:
         layer = above.over(layer)
     values = _with_all_sections(model, layer.values)
-    problems = list(layer.problems)
+    problems = [*layer.problems, *_texts_that_are_none(layer.values, layer.origins)]
+    if len(problems) > len(layer.problems):
+        raise ConfigError(problems)
     try:
         config = model.model_validate_json(json.dumps(values), strict=True)
     except ValidationError as error:
@@ -66,6 +68,27 @@ def _with_all_sections(model: type[BaseModel], values: dict[str, Any]) -> dict[s
         given = {} if filled.get(name) is None else filled[name]
         filled[name] = _with_all_sections(section, given) if isinstance(given, dict) else given
     return filled
+
+
+def _texts_that_are_none(
+    values: Mapping[str, Any], origins: Mapping[Path, str], at: Path = ()
+) -> Iterator[Problem]:
+    for name, value in values.items():
+        path = (*at, name)
+        if isinstance(value, Mapping):
+            yield from _texts_that_are_none(value, origins, path)
+        elif isinstance(value, str) and not _is_text(value):
+            message = "is no text: it holds a NUL character, or bytes that are no UTF-8"
+            yield Problem(path, message, ascii(value), origins.get(path))
+
+
+def _is_text(value: str) -> bool:
+    """Whether a file, a path and JSON can hold it."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in value
 
 
 def _valid_sections(model: type[BaseModel], values: Mapping[str, Any]) -> dict[str, BaseModel]:
@@ -97,7 +120,8 @@ def _problem(
     if row is None:
         return Problem(path, message, given, origin)
     near = nearest(str(given).strip('"'), row.choices) if row.choices else None
-    return Problem(path, "not allowed", given, origin, row.allowed, near)
+    message = "must be finite" if detail["type"] == "finite_number" else "not allowed"
+    return Problem(path, message, given, origin, row.allowed, near)
 
 
 def _unknown(model: type[BaseModel], path: Path, given: str | None, origin: str | None) -> Problem:

@@ -8,12 +8,12 @@ from pydantic import BaseModel, ConfigDict, Field
 class Section(BaseModel):
     """A frozen group of settings that lives in the file of the component it configures.
 
-    Unknown keys are refused and every field carries a description (see `setting`). Recipes and flags are
-    validated strictly on top of that (`relax_core.config.load`): there `"3"` is no integer.
+    Unknown keys, inf and NaN are refused and every field carries a description (see `setting`). Recipes and
+    flags are validated strictly on top of that (`relax_core.config.load`): there `"3"` is no integer.
     The file of a section must be importable without torch, so that `relax-train --help` is quick.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
 
 
 def setting(default: Any, doc: str, *, unit: str | None = None, **constraints: Any) -> Any:

@@ -1,6 +1,8 @@
 """YAML in and out: plain YAML 1.2 scalars, duplicate keys refused, the line of every value known."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import yaml
@@ -64,9 +66,7 @@ def parse_yaml(text: str) -> tuple[dict[str, Any], dict[Path, int]]:
     Raises:
         YamlError: the text is no YAML, its top is no mapping, or a key occurs twice.
     """
-    loader = _Loader(text)
-    try:
-        node = loader.get_single_node()
+    with _root_of(text) as (loader, node):
         if node is None:
             return {}, {}
         if not isinstance(node, yaml.MappingNode):
@@ -74,14 +74,6 @@ def parse_yaml(text: str) -> tuple[dict[str, Any], dict[Path, int]]:
         lines: dict[Path, int] = {}
         _index(loader, node, (), lines)
         return loader.construct_document(node), lines
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise YamlError(f"{where}{error.problem}") from error
-    except yaml.YAMLError as error:
-        raise YamlError(str(error).splitlines()[0]) from error
-    finally:
-        loader.dispose()
 
 
 def parse_scalar(text: str) -> Any:
@@ -90,10 +82,39 @@ def parse_scalar(text: str) -> Any:
     Raises:
         YamlError: the text is no YAML.
     """
+    with _root_of(text) as (loader, node):
+        return None if node is None else loader.construct_document(node)
+
+
+@contextmanager
+def _root_of(text: str) -> Iterator[tuple[_Loader, yaml.Node | None]]:
+    """The loader and the top node of a document; errors of PyYAML inside the block become `YamlError`."""
     try:
-        return yaml.load(text, Loader=_Loader)
+        loader = _Loader(text)
+        try:
+            node = loader.get_single_node()
+            if node is not None:
+                _refuse_cycles(node)
+            yield loader, node
+        finally:
+            loader.dispose()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise YamlError(f"{where}{error.problem}") from error
     except yaml.YAMLError as error:
-        raise YamlError(str(getattr(error, "problem", None) or error).splitlines()[0]) from error
+        raise YamlError(str(error).splitlines()[0]) from error
+    except RecursionError as error:
+        raise YamlError("nested too deeply to read") from error
+
+
+def _refuse_cycles(node: yaml.Node, above: tuple[yaml.Node, ...] = ()) -> None:
+    if any(node is outer for outer in above):
+        raise YamlError(f"line {node.start_mark.line + 1}: the value contains itself")
+    inside = node.value if isinstance(node, yaml.MappingNode | yaml.SequenceNode) else ()
+    for child in inside:
+        for part in child if isinstance(child, tuple) else (child,):
+            _refuse_cycles(part, (*above, node))
 
 
 def _index(loader: _Loader, node: yaml.MappingNode, at: Path, lines: dict[Path, int]) -> None:
