@@ -98,6 +98,13 @@ def resume(run_dir: Path, config: RelaxConfig, console: Console) -> int:
 def _run(config: RelaxConfig, directory: RunDirectory, console: Console, *, resume: bool) -> int:
     # Idle OpenMP threads that spin take the cores from the others; must be set before torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # The number of threads, and with it the order of sums, stays what it is under any load.
+    os.environ.setdefault("OMP_DYNAMIC", "FALSE")
+    os.environ.setdefault("MKL_DYNAMIC", "FALSE")
+    if config.run.progress != "none":
+        console.print(
+            f"{directory.path}: loading torch, megatron-core and the model ...", style="dim", soft_wrap=True
+        )
     with logging_to(directory.log, directory.mask, console, level=config.run.log_level):
         try:
             from relax_core.loop import run
