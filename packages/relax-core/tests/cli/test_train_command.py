@@ -169,6 +169,7 @@ def test_a_finished_run_has_its_report(folder, loop, capsys):
     loop.act = act
     assert main(["--run.name", "mine"]) == 0
     assert capsys.readouterr().err == (
+        "runs/mine: loading torch, megatron-core and the model ...\n"
         "Held-out accuracy: 0.25 before, 0.75 after\nFinished: runs/mine; open runs/mine/report.html\n"
     )
     assert "<!doctype html>" in (folder / "runs/mine/report.html").read_text()

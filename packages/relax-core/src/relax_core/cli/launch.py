@@ -102,9 +102,8 @@ def _run(config: RelaxConfig, directory: RunDirectory, console: Console, *, resu
     os.environ.setdefault("OMP_DYNAMIC", "FALSE")
     os.environ.setdefault("MKL_DYNAMIC", "FALSE")
     if config.run.progress != "none":
-        console.print(
-            f"{directory.path}: loading torch, megatron-core and the model ...", style="dim", soft_wrap=True
-        )
+        loading = f"{directory.path}: loading torch, megatron-core and the model ..."
+        console.print(loading, style="dim", soft_wrap=True, highlight=False)
     with logging_to(directory.log, directory.mask, console, level=config.run.log_level):
         try:
             from relax_core.loop import run
