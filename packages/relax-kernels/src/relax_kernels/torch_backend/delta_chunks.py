@@ -22,8 +22,7 @@ import torch
 from relax_kernels.torch_backend.chunks import ChunkGrid
 
 
-@dataclass(frozen=True)
-class ChunkInputs:
+class ChunkInputs(NamedTuple):
     """What enters a grid; padding is 0."""
 
     q_MHCK: torch.Tensor
@@ -32,6 +31,8 @@ class ChunkInputs:
     v_MUCV: torch.Tensor
     G_MUC: torch.Tensor
     """Sum of g from the start of the chunk."""
+    G_rest_MUC: torch.Tensor
+    """What the dtype of that sum cannot hold of it."""
     beta_MUC: torch.Tensor
 
 
@@ -92,7 +93,7 @@ def forward(
     M, U, _, V = x.v_MUCV.shape
     K = x.k_MHCK.shape[-1]
     q, k = _per_value_head(x.q_MHCK, U), _per_value_head(x.k_MHCK, U)
-    D = _decays(x.G_MUC)
+    D = _decays(x)
     scores = _per_value_head(_mm(x.q_MHCK, x.k_MHCK.mT), U) * D
     A = (_per_value_head(_mm(x.k_MHCK, x.k_MHCK.mT), U) * D).mul_(x.beta_MUC.unsqueeze(-1))
     inverse = _inverse_of_unit_lower(A)
@@ -106,7 +107,7 @@ def forward(
     else:
         d, X, o = torch.empty_like(x.v_MUCV), torch.empty_like(x.v_MUCV), torch.empty_like(x.v_MUCV)
         states = d.new_empty(M if initial_NUKV is not None else M - grid.counts[0], U, K, V)
-    to_end, last, eG = _to_end(x.G_MUC), _last(x.G_MUC), x.G_MUC.exp().unsqueeze(-1)
+    to_end, last, eG = _to_end(x), _last(x.G_MUC), x.G_MUC.exp().unsqueeze(-1)
     running = d.new_zeros(len(grid.sequence_N), U, K, V) if initial_NUKV is None else initial_NUKV.clone()
     for step in steps:
         now, passing = step.now, step.passing
@@ -142,7 +143,7 @@ def backward(
     beta, X, d, states = x.beta_MUC, kept.X_MUCV, kept.d_MUCV, kept.states_MUKV
     qk = _per_value_head(_mm(x.q_MHCK, x.k_MHCK.mT), U)
     kk = _per_value_head(_mm(x.k_MHCK, x.k_MHCK.mT), U)
-    D = _decays(x.G_MUC)
+    D = _decays(x)
     dX = _mm((qk * D).mT, do)
     dG = torch.zeros_like(beta)
     if states is None and dfinal_NUKV is None:
@@ -180,7 +181,7 @@ def _through_states(
     U, V = do.shape[1], do.shape[-1]
     q, k = _per_value_head(x.q_MHCK, U), _per_value_head(x.k_MHCK, U)
     X, states = kept.X_MUCV, kept.states_MUKV
-    to_end, last, eG = _to_end(x.G_MUC), _last(x.G_MUC), x.G_MUC.exp().unsqueeze(-1)
+    to_end, last, eG = _to_end(x), _last(x.G_MUC), x.G_MUC.exp().unsqueeze(-1)
     Z = torch.empty_like(X)
     dq_state, dk_state = torch.zeros_like(q), torch.zeros_like(k)
     N, K = len(grid.sequence_N), q.shape[-1]
@@ -236,15 +237,32 @@ def _per_key_head(x_MU: torch.Tensor, key_heads: int) -> torch.Tensor:
     return x_MU if key_heads == U else x_MU.view(M, key_heads, U // key_heads, *rest).sum(2)
 
 
-def _decays(G_MUC: torch.Tensor) -> torch.Tensor:
+def sums_within_chunks(g_MUC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return G = cumsum(g) and what its dtype cannot hold of it.
+
+    The decay between neighbours is a difference of two sums, which may be large beside it: it needs the
+    digits that a sum alone has lost.
+    """
+    if g_MUC.device.type not in ("cpu", "cuda"):
+        G_MUC = g_MUC.cumsum(-1)
+        return G_MUC, torch.zeros_like(G_MUC)
+    exact = g_MUC.cumsum(-1, dtype=torch.float64)
+    G_MUC = exact.to(g_MUC.dtype)
+    return G_MUC, (exact - G_MUC).to(g_MUC.dtype)
+
+
+def _decays(x: ChunkInputs) -> torch.Tensor:
     """exp(G_i - G_j) for j <= i, else 0; masked before exp, which could overflow above the diagonal."""
-    C = G_MUC.shape[-1]
-    above = torch.ones(C, C, dtype=torch.bool, device=G_MUC.device).triu_(1)
-    return (G_MUC.unsqueeze(-1) - G_MUC.unsqueeze(-2)).masked_fill_(above, -torch.inf).exp_()
+    G, rest = x.G_MUC, x.G_rest_MUC
+    C = G.shape[-1]
+    above = torch.ones(C, C, dtype=torch.bool, device=G.device).triu_(1)
+    between = (G.unsqueeze(-1) - G.unsqueeze(-2)).add_(rest.unsqueeze(-1)).sub_(rest.unsqueeze(-2))
+    return between.masked_fill_(above, -torch.inf).exp_()
 
 
-def _to_end(G_MUC: torch.Tensor) -> torch.Tensor:
-    return (G_MUC[..., -1:] - G_MUC).exp_().unsqueeze(-1)
+def _to_end(x: ChunkInputs) -> torch.Tensor:
+    G, rest = x.G_MUC, x.G_rest_MUC
+    return (G[..., -1:] - G).add_(rest[..., -1:]).sub_(rest).exp_().unsqueeze(-1)
 
 
 def _last(G_MUC: torch.Tensor) -> torch.Tensor:

@@ -72,13 +72,13 @@ class _DeltaRule(torch.autograd.Function):
             q_inverse = k_inverse = None
             if l2norm:
                 (q, q_inverse), (k, k_inverse) = _normalise(q), _normalise(k)
-            x = ChunkInputs(q * scale, k, v, g.cumsum(-1), beta)
+            x = ChunkInputs(q * scale, k, v, *delta_chunks.sums_within_chunks(g), beta)
             initial = None if initial_NUKV is None else initial_NUKV[grid.sequence_N].to(working)
             o, final, kept = delta_chunks.forward(grid, x, initial, with_final)
             outputs.append(o)
             if final_NUKV is not None:
                 final_NUKV[grid.sequence_N] = final
-            saved += [x.q_MHCK, x.k_MHCK, x.v_MUCV, x.G_MUC, x.beta_MUC, *kept, q_inverse, k_inverse]
+            saved += [*x, *kept, q_inverse, k_inverse]
         o_TUV = layout.collect(outputs, v_TUV.shape[1:], v_TUV.dtype)
         ctx.save_for_backward(*saved)
         ctx.layout, ctx.scale, ctx.with_final = layout, scale, with_final
@@ -104,14 +104,17 @@ class _DeltaRule(torch.autograd.Function):
         saved = iter(ctx.saved_tensors)
         parts = []
         for grid, do in zip(ctx.layout.grids, ctx.layout.spread(do_TUV.to(working)), strict=True):
-            q, k, v, G, beta, inverse, d, X, states, q_inverse, k_inverse = (next(saved) for _ in range(11))
-            x = ChunkInputs(q, k, v, G, beta)
-            kept = KeptChunks(inverse, d, X, states)
+            x = ChunkInputs(*(next(saved) for _ in range(6)))
+            kept = KeptChunks(*(next(saved) for _ in range(4)))
+            q_inverse, k_inverse = next(saved), next(saved)
             dfinal = None if dfinal_NUKV is None else dfinal_NUKV[grid.sequence_N]
             grad = delta_chunks.backward(grid, x, kept, do, dfinal, has_initial=dinitial is not None)
             dq, dk = grad.dq_MHCK, grad.dk_MHCK
             if q_inverse is not None:
-                dq, dk = _normalise_back(dq, q / ctx.scale, q_inverse), _normalise_back(dk, k, k_inverse)
+                dq, dk = (
+                    _normalise_back(dq, x.q_MHCK / ctx.scale, q_inverse),
+                    _normalise_back(dk, x.k_MHCK, k_inverse),
+                )
             dq = dq * ctx.scale
             parts.append((dq, dk, grad.dv_MUCV, grad.dg_MUC, grad.dbeta_MUC))
             if dinitial is not None and grad.dinitial_NUKV is not None:

@@ -1,0 +1,31 @@
+import torch
+from relax_kernels import CuSeqlens, gated_delta_rule
+from relax_kernels.testing import Target, assert_near, grads_of
+from relax_kernels.torch_backend.delta_chunks import sums_within_chunks
+from relax_kernels.torch_backend.delta_step import naive_gated_delta_rule
+
+
+def test_sum_and_rest_are_the_sum() -> None:
+    g = torch.tensor([-1000.0, -0.001, -1000.0, -0.001, -0.001])
+    G, rest = sums_within_chunks(g)
+    exact = g.double().cumsum(-1)
+    assert G.dtype == rest.dtype == torch.float32
+    assert (G.double() - exact).abs().max() > 1e-5
+    assert (G.double() + rest.double() - exact).abs().max() < 1e-10
+    assert torch.equal(sums_within_chunks(g.double())[0], exact)
+
+
+def test_small_decays_beside_large_ones_keep_their_digits() -> None:
+    """A gate that closes now and then (g of -1000) must not blur the open ones; sums alone lose 1e-3."""
+    on, cu = Target("torch", "cpu"), CuSeqlens.from_lengths((200,))
+    closed = on.uniform(200, 2, low=0.0, high=1.0, seed=4).detach() < 0.3
+    g = torch.where(closed, -1000.0, -0.001).requires_grad_()
+    q, k, v = (on.normal(200, 2, 16, seed=seed) for seed in (1, 2, 3))
+    beta = on.uniform(200, 2, low=0.0, high=1.0, seed=5)
+    x = [q, k, v, g, beta]
+    o, _ = gated_delta_rule(*x, cu_seqlens=cu, backend="torch")
+    exact = [y.detach().double().requires_grad_() for y in x]
+    expected, _ = naive_gated_delta_rule(*exact, cu_seqlens=cu)
+    assert_near(o, expected, 2e-6)
+    for mine, other in zip(grads_of((o,), x), grads_of((expected,), exact), strict=True):
+        assert_near(mine, other, 2e-6)
