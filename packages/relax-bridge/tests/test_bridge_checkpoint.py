@@ -82,6 +82,21 @@ def test_a_missing_file_is_named(tmp_path):
         Checkpoint.open(path)
 
 
+@pytest.mark.parametrize(
+    ("index", "words"),
+    [
+        ({"metadata": {}}, "no weight_map"),
+        ({"metadata": {}, "weight_map": {"x": 3, "y": None}}, "weight_map names 3, None, not a file"),
+        ({"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}, 'no metadata, .* add "metadata": {}'),
+    ],
+)
+def test_an_index_that_transformers_could_not_read_is_refused(tmp_path, index, words):
+    path = sharded(tmp_path / "c", TWO)
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match=words):
+        Checkpoint.open(path)
+
+
 def test_an_index_that_lies_is_refused_both_ways(tmp_path):
     path = sharded(tmp_path / "c", TWO)
     lie = {"x": "a.safetensors", "z": "b.safetensors"}

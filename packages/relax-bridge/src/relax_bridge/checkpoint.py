@@ -70,9 +70,16 @@ class Checkpoint:
             weight_map = index.get("weight_map")
             if not isinstance(weight_map, dict) or not weight_map:
                 raise CheckpointError(f"{path / INDEX}: no weight_map")
+            if strange := sorted({repr(file) for file in weight_map.values() if not isinstance(file, str)}):
+                raise CheckpointError(f"{path / INDEX}: weight_map names {', '.join(strange)}, not a file")
             files = {file: _open_file(path / file) for file in sorted(set(weight_map.values()))}
             _check_index(path, weight_map, files)
-            return cls(path, config, files, dict(index.get("metadata") or {}))
+            if not isinstance(index.get("metadata"), dict):
+                raise CheckpointError(
+                    f"{path / INDEX}: no metadata, without which transformers reads no index; add "
+                    '"metadata": {}'
+                )
+            return cls(path, config, files, dict(index["metadata"]))
         if not (path / SINGLE).is_file():
             others = sorted(f.name for f in path.iterdir() if f.suffix in {".bin", ".pt", ".pth", ".gguf"})
             seen = f"; found {', '.join(others)}, convert to safetensors first" if others else ""
