@@ -24,6 +24,7 @@ def text(item): return "good"
 def nothing(item): pass
 def nan(item): return float("nan")
 def infinite(item): return RewardResult(float("inf"))
+def huge(item): return 1e300
 def own_error(item): return RewardResult(1.0, error="judge was unsure")
 def loops(item):
     while item.completion == "loop": pass

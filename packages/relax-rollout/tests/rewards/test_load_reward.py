@@ -25,6 +25,16 @@ def test_unknown_rewards_are_refused_at_once(runner_of, spec, words):
         load_reward(spec)
 
 
+@pytest.mark.parametrize(
+    ("text", "words"), [("def f(:\n", "SyntaxError: invalid syntax"), ("1 / 0\n", "ZeroDivisionError")]
+)
+def test_a_module_that_cannot_be_run_is_refused_with_its_error(tmp_path, monkeypatch, text, words):
+    (tmp_path / "broken_reward.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match=f"reward 'broken_reward:f' cannot be imported: {words}"):
+        load_reward("broken_reward:f")
+
+
 def test_coroutine_functions_are_told_from_plain_ones(runner_of):
     assert load_reward("my_rewards:waits").concurrent
     assert load_reward("my_rewards:judge").concurrent

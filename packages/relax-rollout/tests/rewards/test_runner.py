@@ -41,6 +41,7 @@ FAILURES = {
     "nothing": "TypeError: the reward returned NoneType",
     "nan": "ValueError: the reward's score is nan; it must be a finite number",
     "infinite": "ValueError: the reward's score is inf",
+    "huge": "ValueError: the reward's score is 1e+300; it must be a finite number from -1e+30 to 1e+30",
     "own_error": "judge was unsure",
     "raises_async": "ValueError: async",
     "own_timeout": "TimeoutError: the judge's server did not answer",

@@ -1,7 +1,6 @@
 """What a reward worker and its parent share: the set-up, finding a function, reading what it returned."""
 
 import importlib
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Real
@@ -21,6 +20,10 @@ class Setup:
     timeout_s: float
 
 
+LARGEST_SCORE = 1e30
+"""Means and squares of larger scores would overflow."""
+
+
 def resolve(spec: str) -> Callable[..., Any]:
     """Import ``module:function``.
 
@@ -32,7 +35,7 @@ def resolve(spec: str) -> Callable[..., Any]:
         found: Any = importlib.import_module(module_name)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # importing runs the user's module, which may raise anything
         raise ValueError(f"reward {spec!r} cannot be imported: {type(error).__name__}: {error}") from error
     if not callable(found):
         raise ValueError(
@@ -46,7 +49,7 @@ def as_result(value: object) -> RewardResult:
 
     Raises:
         TypeError: neither a number, a bool nor a RewardResult.
-        ValueError: a score that is not finite.
+        ValueError: a score that is not finite, or so large that means of it are not.
     """
     if isinstance(value, RewardResult):
         result = value
@@ -59,6 +62,9 @@ def as_result(value: object) -> RewardResult:
             f"the reward returned {type(value).__name__}; it must return a number or a RewardResult"
         )
     score: object = result.score
-    if not isinstance(score, Real) or not math.isfinite(score):
-        raise ValueError(f"the reward's score is {score!r}; it must be a finite number")
+    if not isinstance(score, Real) or not abs(float(score)) <= LARGEST_SCORE:
+        raise ValueError(
+            f"the reward's score is {score!r}; it must be a finite number from {-LARGEST_SCORE:g} to "
+            f"{LARGEST_SCORE:g}"
+        )
     return result
