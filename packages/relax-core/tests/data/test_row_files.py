@@ -65,9 +65,16 @@ def test_a_file_that_is_no_parquet_is_refused_by_name(tmp_path, content):
         list(read_parquet(file, "p", {"prompt"}))
 
 
-def test_a_parquet_file_cut_in_half_is_refused(tmp_path):
+def test_a_parquet_file_cut_in_half_or_altered_is_refused_by_name(tmp_path):
     file = tmp_path / "rows.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"prompt": [str(n) for n in range(1000)]}), file)
-    file.write_bytes(file.read_bytes()[:-200])
-    with pytest.raises(DataError, match="cannot be read as Parquet"):
+    whole = file.read_bytes()
+    damaged = bytes([*whole[:60], *(255 - byte for byte in whole[60:90]), *whole[90:]])
+    for content in (whole[:-200], whole[: len(whole) // 2] + whole[-8:], damaged):
+        file.write_bytes(content)
+        _refuses(file)
+
+
+def _refuses(file):
+    with pytest.raises(DataError, match="p cannot be read as Parquet"):
         list(read_parquet(file, "p", {"prompt"}))

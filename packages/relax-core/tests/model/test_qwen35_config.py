@@ -58,6 +58,13 @@ def test_older_spellings_are_read(config_of):
         ({"layer_types": ["full_attention"]}, "layer_types names 1 layers, num_hidden_layers is 4"),
         ({"layer_types": ["mamba"] * 4}, "layer_types holds mamba"),
         ({"hidden_size": 0}, "hidden_size must be positive integers"),
+        ({"head_dim": "16"}, "head_dim is '16': it must be a positive integer"),
+        ({"head_dim": 0}, "head_dim is 0: it must be a positive integer"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps is 'small': it must be a number above 0"),
+        ({"mtp_num_hidden_layers": "1"}, "mtp_num_hidden_layers is '1': it must be an integer of at least 0"),
+        ({"layer_types": "full_attention"}, "layer_types is 'full_attention': it must be a list of names"),
+        ({"rope_parameters": [1]}, r"rope_parameters is \[1\]: it must be an object"),
+        ({"rope_parameters": {"rope_theta": "big"}}, "rope_theta is 'big': it must be a number above 0"),
     ],
 )
 def test_what_cannot_be_built_is_refused_by_name(config_of, change, text):

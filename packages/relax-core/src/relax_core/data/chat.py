@@ -70,8 +70,8 @@ class ChatRenderer:
                 tokenize=False,
                 **self._args,
             )
-        # A template that joins text with what is no text fails with a TypeError of Python's.
-        except (TemplateError, TypeError) as error:
+        # A template is a program: what it does with unfit values fails with Python's own errors.
+        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
             raise RowError(f"the chat template refuses the conversation: {error}") from error
         return text
 

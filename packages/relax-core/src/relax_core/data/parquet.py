@@ -37,5 +37,6 @@ def read_parquet(file: Path, name: str, columns: Collection[str]) -> Rows:
                 for fields in batch.to_pylist():
                     number += 1
                     yield Row(f"{name}:{number}", fields)
-    except pyarrow.ArrowException as error:
+    # What a damaged page raises is an OSError.
+    except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{name} cannot be read as Parquet: {error}") from error

@@ -53,7 +53,7 @@ class Tokenizer(Protocol):
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """Opens the tokenizer of a Hugging Face model folder (or hub name).
+    """Opens the tokenizer of a Hugging Face model folder; nothing is fetched and no code of it runs.
 
     Args:
         path: as in `model.path`; `builtin:` names a folder that ships with the package.
@@ -67,9 +67,11 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
     try:
         place = locate(str(path))
-        return cast(Tokenizer, AutoTokenizer.from_pretrained(str(place)))
-    except (OSError, ValueError) as error:
-        raise DataError(f"no tokenizer can be read from {path}: {error}") from error
+        found = AutoTokenizer.from_pretrained(str(place), local_files_only=True, trust_remote_code=False)
+    # The tokenizers library raises bare exceptions for a file that it cannot use.
+    except Exception as error:
+        raise DataError(f"no tokenizer can be read from {path}: {type(error).__name__}: {error}") from error
+    return cast(Tokenizer, found)
 
 
 def encode(

@@ -4,19 +4,21 @@ Axes: N completions of a batch, L tokens of one sequence.
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from relax_rollout import RolloutEngine, SamplingParams, create_engine
+from relax_rollout import EngineError, RolloutEngine, SamplingParams, create_engine
 from relax_rollout.rewards import RewardRunner, load_reward
 
 from relax_core.algorithms import group_advantages, kl_estimate, penalised_scores
 from relax_core.config.root import RelaxConfig
-from relax_core.data import load_prompts
+from relax_core.data import DataSet, Prompt, load_prompts
 from relax_core.loop.drive import StepResult
+from relax_core.loop.fit import refuse_unfit
 from relax_core.loop.groups import Group, group_samples, rollout_metrics, sample_records
 from relax_core.loop.metrics import training_metrics
 from relax_core.loop.objectives import PolicyObjective
@@ -29,10 +31,23 @@ from relax_core.trainer.sample import Sample
 from relax_core.trainer.trainer import StepMetrics
 
 _EVAL_ROUND = 2**31
+T = TypeVar("T")
 
 
 class LogProbGapError(ValueError):
     """Trainer and engine disagree on log-probs by more than the run allows."""
+
+
+class SamplingError(ValueError):
+    """The engine cannot sample from the present weights."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is asked: the prompts, and the tokens that end a completion."""
+
+    data: DataSet[Prompt]
+    stop_token_ids: tuple[int, ...]
 
 
 class RlLoop:
@@ -46,23 +61,32 @@ class RlLoop:
         engine: RolloutEngine,
         rewards: RewardRunner,
         runner: asyncio.Runner,
+        task: "Task",
     ) -> None:
         self._config = config
         self._session = session
         self._recorder = recorder
         self._engine = engine
-        self._run = runner.run
-        seed = config.run.seed
-        self._data = load_prompts(config.data, session.tokenizer, seed=seed)
-        self._stream = self._data.stream()
+        self._runner = runner
+        self._data = task.data
+        self._stream = task.data.stream()
         self._sampler = Sampler(
             engine,
             rewards,
             session.tokenizer,
             recorder,
-            stop_token_ids=stop_token_ids(session.source.path, session.tokenizer),
-            seed=seed,
+            stop_token_ids=task.stop_token_ids,
+            seed=config.run.seed,
         )
+
+    def _run(self, call: Coroutine[Any, Any, T]) -> T:
+        try:
+            return self._runner.run(call)
+        except EngineError as error:
+            raise SamplingError(
+                f"{error}. Earlier checkpoints stay; with a lower trainer.lr, or trainer.clip_grad "
+                "at 1, weights do not overflow"
+            ) from error
 
     def step(self, step: int) -> StepResult:
         """Samples, trains and updates the engine; `step` counts from 1."""
@@ -171,6 +195,23 @@ def split_groups(samples: Sequence[Sample], parts: int) -> list[list[Sample]]:
     return [[sample for sample in samples if sample.group in part] for part in members]
 
 
+def open_task(config: RelaxConfig, session: Session) -> Task:
+    """Reads the data.
+
+    Raises:
+        DataError: the data cannot be read, or do not fit the model.
+        ValueError: the checkpoint names no end-of-text token.
+    """
+    facts = session.source.config
+    vocab_size, context = int(facts["vocab_size"]), facts.get("max_position_embeddings")
+    stops = stop_token_ids(session.source.path, session.tokenizer, vocab_size=vocab_size)
+    data = load_prompts(config.data, session.tokenizer, seed=config.run.seed)
+    sampled = config.rollout.max_new_tokens
+    for prompts, new in ((data.train, sampled), (data.held_out, config.eval.max_new_tokens or sampled)):
+        refuse_unfit(prompts, vocab_size=vocab_size, context=context, new_tokens=new)
+    return Task(data, stops)
+
+
 @contextmanager
 def open_rl(config: RelaxConfig, session: Session, recorder: Recorder) -> Iterator[RlLoop]:
     """Starts the engine and the reward, and ends them."""
@@ -182,6 +223,7 @@ def open_rl(config: RelaxConfig, session: Session, recorder: Recorder) -> Iterat
             "max_rows": config.rollout.max_batch_size,
         }
     reward = load_reward(config.reward.function)
+    task = open_task(config, session)
     with (
         asyncio.Runner() as runner,
         RewardRunner(
@@ -193,7 +235,7 @@ def open_rl(config: RelaxConfig, session: Session, recorder: Recorder) -> Iterat
     ):
         engine = create_engine(config.rollout.engine, **options)
         try:
-            yield RlLoop(config, session, recorder, engine, rewards, runner)
+            yield RlLoop(config, session, recorder, engine, rewards, runner, task)
         finally:
             runner.run(engine.close())
 

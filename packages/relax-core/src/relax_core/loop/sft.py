@@ -11,6 +11,7 @@ from relax_core.config.root import RelaxConfig
 from relax_core.data import Sample as Example
 from relax_core.data import load_samples
 from relax_core.loop.drive import StepResult
+from relax_core.loop.fit import refuse_unfit
 from relax_core.loop.metrics import training_metrics
 from relax_core.loop.objectives import SftObjective
 from relax_core.loop.rl import split_groups
@@ -27,6 +28,8 @@ class SftLoop:
         self._session = session
         self._recorder = recorder
         self._data = load_samples(config.data, session.tokenizer, seed=config.run.seed)
+        for examples in (self._data.train, self._data.held_out):
+            refuse_unfit(examples, vocab_size=int(session.source.config["vocab_size"]))
         self._stream = self._data.stream()
 
     def step(self, step: int) -> StepResult:

@@ -1,6 +1,6 @@
 """`Qwen35Config`: the facts of a Qwen3.5 text model, read from its Hugging Face `config.json`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -138,8 +138,50 @@ def _unsupported(config: Mapping[str, Any]) -> Sequence[str]:
             found.append(f"{key} is {config.get(key, absent)!r}: only {supported!r} is supported")
     missing = [key for key in _REQUIRED if not isinstance(config.get(key), int) or config[key] < 1]
     if missing:
-        return [*found, f"{', '.join(missing)} must be positive integers, but are missing or are not"]
-    return [*found, *_wrong_shapes(config), *_wrong_rope(config)]
+        found.append(f"{', '.join(missing)} must be positive integers, but are missing or are not")
+    wrong = _wrong_types(config)
+    found += wrong
+    return found if missing or wrong else [*found, *_wrong_shapes(config), *_wrong_rope(config)]
+
+
+def _wrong_types(config: Mapping[str, Any]) -> Sequence[str]:
+    """Optional settings that are there and are not what they must be."""
+    found = [
+        f"{name} is {given!r}: it must be {what}"
+        for names, what, fits in _OPTIONAL
+        for name in names
+        if (given := config.get(name)) is not None and not fits(given)
+    ]
+    return found or [
+        f"{name} is {given!r}: it must be a number above 0"
+        for name in ("rope_theta", "partial_rotary_factor")
+        if (given := _rope(config).get(name)) is not None and not _is_positive(given)
+    ]
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float) and value > 0
+
+
+_OPTIONAL: tuple[tuple[tuple[str, ...], str, Callable[[Any], bool]], ...] = (
+    (("rope_parameters", "rope_scaling"), "an object", lambda given: isinstance(given, Mapping)),
+    (
+        ("head_dim", "full_attention_interval"),
+        "a positive integer",
+        lambda given: isinstance(given, int) and given > 0,
+    ),
+    (
+        ("mtp_num_hidden_layers",),
+        "an integer of at least 0",
+        lambda given: isinstance(given, int) and given >= 0,
+    ),
+    (("rms_norm_eps", "initializer_range"), "a number above 0", _is_positive),
+    (
+        ("layer_types",),
+        "a list of names",
+        lambda given: isinstance(given, list | tuple) and all(isinstance(name, str) for name in given),
+    ),
+)
 
 
 def _wrong_shapes(config: Mapping[str, Any]) -> Sequence[str]:
