@@ -17,8 +17,9 @@ def make_trainer(cpu_world, config_of):
         seed_all(get_device("cpu"), 5)
         sizes = Qwen35Config.from_hf(config_of(mtp_num_hidden_layers=mtp_layers))
         mtp = mtp or MtpConfig()
-        config = TrainerConfig(precision="fp32", **{"lr": 1e-2, **settings})
-        model = build_model(sizes, mtp=mtp, recompute=config.recompute)
+        config = TrainerConfig(**{"lr": 1e-2, "precision": "fp32", **settings})
+        dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
+        model = build_model(sizes, mtp=mtp, recompute=config.recompute, dtype=dtype)
         return Trainer(model, config, mtp, device=torch.device("cpu"), optimizer_steps=steps)
 
     return make
