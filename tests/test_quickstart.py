@@ -1,14 +1,20 @@
 """What a newcomer's first command promises."""
 
 import json
-import math
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import relax_core
 import torch
 import torch.nn.functional as F
+from relax_core.config import load_config
+from relax_core.loop.session import open_session
+from relax_core.trainer.sample import Sample
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+ASSETS = Path(relax_core.__file__).parent / "assets" / "quickstart"
 
 
 @pytest.fixture(scope="module")
@@ -40,28 +46,22 @@ def test_everything_of_the_run_directory_is_there(run):
 
 
 def test_the_exported_model_gives_the_trainers_log_probs_in_transformers(run):
-    """Samples of the last step were drawn before its update, so the model is asked for new ones."""
-    from relax_bridge import Checkpoint, model_map
-    from relax_core.device import initialise, shutdown
-    from relax_core.model import Qwen35Config, build_model
-    from relax_core.packing import PackedLayout
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    """The trainer scores packed held-out answers; transformers scores them one by one from the export."""
+    rows = [json.loads(line) for line in (ASSETS / "held_out.jsonl").read_text().splitlines()[:30]]
+    tokenizer = AutoTokenizer.from_pretrained(run / "hf")
+    samples = []
+    for row in rows:
+        turns = [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row["answer"]}]
+        prompt = tokenizer.apply_chat_template(turns[:1], add_generation_prompt=True)["input_ids"]
+        tokens_L = torch.tensor(tokenizer.apply_chat_template(turns)["input_ids"])
+        mask_L = (torch.arange(len(tokens_L)) >= len(prompt)).float()
+        samples.append(Sample(tokens_L, mask_L))
+    with open_session(load_config("quickstart", ["--model.path", str(run / "hf")])) as session:
+        scores = session.trainer.score(samples)
 
     model = AutoModelForCausalLM.from_pretrained(run / "hf")
-    tokenizer = AutoTokenizer.from_pretrained(run / "hf")
-    tokens_T = torch.tensor(tokenizer("forty seven + 48<|im_end|>")["input_ids"])
-    with torch.no_grad():
-        expected = F.log_softmax(model(tokens_T[None]).logits[0].float(), dim=-1)
-    source = Checkpoint.open(run / "hf")
-    initialise("cpu")
-    try:
-        trainer = build_model(Qwen35Config.from_hf(source.config), random_weights=False)
-        parameters = dict(trainer.named_parameters())
+    for sample, score in zip(samples, scores, strict=True):
         with torch.no_grad():
-            for name, tensor in model_map(source.config).import_tensors(source):
-                parameters[name].copy_(tensor)
-            hidden_TD = trainer(tokens_T, PackedLayout.build([len(tokens_T)]))
-            got = F.log_softmax(trainer.logits(hidden_TD), dim=-1)
-    finally:
-        shutdown()
-    assert math.isclose(float((got - expected).abs().max()), 0, abs_tol=1e-5)
+            logprobs_LV = F.log_softmax(model(sample.tokens_L[None]).logits[0], dim=-1)
+        expected = logprobs_LV[:-1].gather(1, sample.tokens_L[1:, None]).squeeze(1) * sample.mask_L[1:]
+        assert (score[1:] - expected).abs().max() < 1e-5
