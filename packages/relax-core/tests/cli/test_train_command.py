@@ -18,6 +18,8 @@ def loop(monkeypatch):
 
     def run(config, directory, *, resume):
         calls.append((config, directory.path, resume))
+        if resume:
+            directory.reopen(config)
         return run.act(config, directory)
 
     def finish(config, directory):

@@ -23,7 +23,7 @@ class Run:
     """One run directory whose recorder is opened again and again."""
 
     def __init__(self, path, *flags):
-        self.config = load_config("quickstart", ["--run.steps", "4", *flags])
+        self.config = load_config("quickstart", ["--run.steps=4", "--trainer.warmup_steps=0", *flags])
         self.directory = RunDirectory.create(path, self.config)
         self.clock = Clock()
         self.terminal = io.StringIO()
@@ -108,8 +108,29 @@ def test_an_interrupted_run_leaves_the_same_lines_as_an_uninterrupted_one(run, t
 def test_lost_metrics_are_noticed_on_resume(run):
     with run.open() as recorder:
         run.one_step(recorder, 1)
-    with pytest.raises(RunDirectoryError, match=r"ends at step 1, but the checkpoint is of step 2"):
-        run.open(resume_step=2)
+    lost = r"ends at step 1, but the checkpoint is of step 2"
+    with pytest.raises(RunDirectoryError, match=lost), run.open(resume_step=2):
+        pass
+
+
+def test_without_a_checkpoint_a_resumed_run_begins_again_with_its_first_evaluation(run):
+    with run.open() as recorder:
+        recorder.step(0, {"eval_accuracy": 0.5})
+        run.one_step(recorder, 1)
+    with run.open(resume_step=0) as recorder:
+        assert recorder.history == []
+        recorder.step(0, {"eval_accuracy": 0.25})
+    assert without_time(run.directory.metrics) == [{"step": 0, "eval_accuracy": 0.25}]
+    assert run.directory.samples.read_bytes() == b""
+    assert tensorboard_scalars(run.directory.tensorboard)["accuracy/eval_accuracy"] == [(0, 0.25)]
+
+
+def test_nothing_is_touched_before_a_recorder_is_entered(run):
+    with run.open() as recorder:
+        run.one_step(recorder, 1)
+    before = {file: file.read_bytes() for file in run.directory.path.rglob("*") if file.is_file()}
+    run.open(resume_step=0)
+    assert {f: f.read_bytes() for f in run.directory.path.rglob("*") if f.is_file()} == before
 
 
 def test_steps_out_of_order_and_values_that_are_no_numbers_are_refused(run):
@@ -233,8 +254,9 @@ def test_wandb_is_left_alone_without_its_key(run, monkeypatch):
 def test_a_key_without_the_package_is_a_clear_error(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
-    with pytest.raises(ValueError, match="WANDB_API_KEY is set, but the package wandb is not installed"):
-        run.open()
+    missing = "WANDB_API_KEY is set, but the package wandb is not installed"
+    with pytest.raises(ValueError, match=missing), run.open():
+        pass
 
 
 def test_log_levels_split_between_file_and_terminal(run, tmp_path):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from relax_core.cli.preflight import refuse_unready
 from relax_core.config.layer import Layer
 from relax_core.config.load import resolve
 from relax_core.config.overrides import parse_overrides
@@ -68,8 +69,11 @@ def start(config: RelaxConfig, recipe: str, console: Console) -> int:
         The exit code.
 
     Raises:
+        ConfigError: what the settings name is not there.
         RunDirectoryError: the run directory cannot be used.
     """
+    _set_environment()
+    refuse_unready(config)
     name = config.run.name or run_name(recipe, time.localtime())
     named = config.model_copy(update={"run": config.run.model_copy(update={"name": name})})
     with RunDirectory.create(config.run.dir / name, named) as directory:
@@ -83,6 +87,7 @@ def resume(run_dir: Path, config: RelaxConfig, console: Console) -> int:
         The exit code.
 
     Raises:
+        ConfigError: what the settings name is not there any more.
         RunDirectoryError: the run directory cannot be used, or the run is finished.
     """
     with RunDirectory.resume(run_dir) as directory:
@@ -91,16 +96,21 @@ def resume(run_dir: Path, config: RelaxConfig, console: Console) -> int:
                 f"{run_dir} holds a finished run of {directory.steps_done()} steps: nothing is left to do; "
                 "give more with --run.steps, or start a new run"
             )
-        directory.reopen(config)
+        _set_environment()
+        refuse_unready(config)
         return _run(config, directory, console, resume=True)
 
 
-def _run(config: RelaxConfig, directory: RunDirectory, console: Console, *, resume: bool) -> int:
-    # Idle OpenMP threads that spin take the cores from the others; must be set before torch is loaded.
+def _set_environment() -> None:
+    """What torch reads when it is loaded."""
+    # Idle OpenMP threads that spin take the cores from the others.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # The number of threads, and with it the order of sums, stays what it is under any load.
     os.environ.setdefault("OMP_DYNAMIC", "FALSE")
     os.environ.setdefault("MKL_DYNAMIC", "FALSE")
+
+
+def _run(config: RelaxConfig, directory: RunDirectory, console: Console, *, resume: bool) -> int:
     if config.run.progress != "none":
         loading = f"{directory.path}: loading torch, megatron-core and the model ..."
         console.print(loading, style="dim", soft_wrap=True, highlight=False)
@@ -116,6 +126,9 @@ def _run(config: RelaxConfig, directory: RunDirectory, console: Console, *, resu
                 f"The traceback is in {directory.log}", style="dim", soft_wrap=True, highlight=False
             )
             return 1
+        except KeyboardInterrupt:
+            logger.info("interrupted at once")
+            outcome = "interrupted"
         except BaseException:
             logger.exception("the run failed")
             raise

@@ -9,7 +9,7 @@ from relax_core.config.root import RelaxConfig
 from relax_core.loop.interruption import Interruption
 from relax_core.loop.session import Session
 from relax_core.run import Recorder, RunDirectory
-from relax_core.trainer.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
+from relax_core.trainer.checkpoint import list_checkpoints, save_checkpoint
 
 _log = logging.getLogger(__name__)
 
@@ -52,10 +52,6 @@ def drive(
     resume_step: int,
 ) -> Literal["finished", "interrupted"]:
     """Runs the steps after `resume_step` (0: from the start), then exports the model and sums up."""
-    state = None
-    if resume_step:
-        state = load_checkpoint(directory.checkpoints / f"step_{resume_step}", session.trainer)
-    loop.begin(resume_step, state)
     last = config.run.steps
     with Interruption() as interruption:
         if resume_step == 0 and config.eval.before:
@@ -77,9 +73,9 @@ def drive(
             if interruption.requested and step < last:
                 _log.info("interrupted after step %d", step)
                 return "interrupted"
-    if config.checkpoint.export == "end":
-        session.export(directory.hf)
-    recorder.finish()
+        if config.checkpoint.export == "end":
+            session.export(directory.hf)
+        recorder.finish()
     return "finished"
 
 

@@ -35,4 +35,5 @@ class Interruption:
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True
-        _log.warning("%s: saving after this step (once more ends at once)", signal.Signals(number).name)
+        name = signal.Signals(number).name
+        _log.warning("%s: the run ends once this step is done and saved (once more ends it at once)", name)

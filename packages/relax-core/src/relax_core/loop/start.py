@@ -8,6 +8,7 @@ from relax_core.loop.rl import open_rl
 from relax_core.loop.session import open_session
 from relax_core.loop.sft import open_sft
 from relax_core.run import Recorder, RunDirectory
+from relax_core.trainer.checkpoint import load_checkpoint
 
 
 def run(config: RelaxConfig, directory: RunDirectory, *, resume: bool) -> Literal["finished", "interrupted"]:
@@ -22,8 +23,13 @@ def run(config: RelaxConfig, directory: RunDirectory, *, resume: bool) -> Litera
         ValueError: a checkpoint, the data or a setting cannot be used; the text says what to do.
     """
     step = last_checkpoint(directory) if resume else 0
-    with open_session(config) as session:
-        recorder = Recorder(directory, config, resume_step=step if resume else None)
-        open_loop = open_sft if config.algorithm.algorithm.loop == "sft" else open_rl
-        with recorder, open_loop(config, session, recorder) as loop:
+    recorder = Recorder(directory, config, resume_step=step if resume else None)
+    open_loop = open_sft if config.algorithm.algorithm.loop == "sft" else open_rl
+    with open_session(config) as session, open_loop(config, session, recorder) as loop:
+        path = directory.checkpoints / f"step_{step}"
+        loop.begin(step, load_checkpoint(path, session.trainer) if step else None)
+        # What cannot be resumed has been refused by now: only from here on is an earlier run changed.
+        with recorder:
+            if resume:
+                directory.reopen(config)
             return drive(loop, config, session, directory, recorder, resume_step=step)

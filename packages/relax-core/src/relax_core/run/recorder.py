@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 class Recorder:
     """Writes metrics, samples, TensorBoard and W&B, shows progress, and sums the run up.
 
-    Use it with `with`: leaving it closes every file, also after an error.
+    Use it with `with`: entering opens the files of the run, and nothing is touched before; leaving closes
+    them, also after an error.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class Recorder:
         clock: Callable[[], float] = time.perf_counter,
         age: float | None = None,
     ) -> None:
-        """Opens the files of the run.
+        """Prepares.
 
         Args:
             directory: the locked run directory.
@@ -49,43 +50,15 @@ class Recorder:
             console: where progress is shown; standard error if None.
             clock: gives seconds.
             age: seconds since the process began, which count as the run's; asked of the system if None.
-
-        Raises:
-            RunDirectoryError: a file is damaged, lacks steps before `resume_step`, or cannot be written.
-            ValueError: W&B is wanted but not installed.
         """
         self._directory = directory
         self._seed = config.run.seed
         self._samples_per_step = config.run.samples_per_step
-        self._timer = PhaseTimer(clock)
         self._clock = clock
         self._start = clock() - (_process_age() if age is None else age)
-        with ExitStack() as stack:
-            self._metrics = JsonlWriter(directory.metrics, directory.mask, keep_to_step=resume_step)
-            stack.callback(self._metrics.close)
-            self._samples = JsonlWriter(directory.samples, directory.mask, keep_to_step=resume_step)
-            stack.callback(self._samples.close)
-            self.history: list[dict[str, Any]] = read_jsonl(directory.metrics)
-            self._refuse_lost_steps(resume_step or 0)
-            self._elapsed_before = self._last_time("elapsed")
-            self._trackers = open_trackers(
-                directory.path,
-                directory.mask.tree(config.model_dump(mode="json")),
-                project=config.run.wandb_project,
-                first_step=None if resume_step is None else resume_step + 1,
-            )
-            for tracker in self._trackers:
-                stack.callback(tracker.close)
-            self._progress = open_progress(
-                config.run.progress,
-                console or Console(stderr=True),
-                title=directory.path.name,
-                total=config.run.steps,
-                done=resume_step or 0,
-                clock=clock,
-            )
-            stack.callback(self._progress.close)
-            self._stack = stack.pop_all()
+        self._config = config
+        self._resume_step = resume_step
+        self._console = console
 
     def _last_time(self, name: str) -> float:
         return float(self.history[-1].get("time", {}).get(name, 0.0)) if self.history else 0.0
@@ -192,6 +165,42 @@ class Recorder:
         self._stack.close()
 
     def __enter__(self) -> Self:
+        """Opens the files of the run.
+
+        Raises:
+            RunDirectoryError: a file is damaged, lacks steps before `resume_step`, or cannot be written.
+            ValueError: W&B is wanted but not installed.
+        """
+        directory, config, resume_step = self._directory, self._config, self._resume_step
+        self._timer = PhaseTimer(self._clock)
+        # Without a checkpoint yet, even the evaluation before the first step is done again.
+        keep = resume_step or (None if resume_step is None else -1)
+        with ExitStack() as stack:
+            self._metrics = JsonlWriter(directory.metrics, directory.mask, keep_to_step=keep)
+            stack.callback(self._metrics.close)
+            self._samples = JsonlWriter(directory.samples, directory.mask, keep_to_step=keep)
+            stack.callback(self._samples.close)
+            self.history: list[dict[str, Any]] = read_jsonl(directory.metrics)
+            self._refuse_lost_steps(resume_step or 0)
+            self._elapsed_before = self._last_time("elapsed")
+            self._trackers = open_trackers(
+                directory.path,
+                directory.mask.tree(config.model_dump(mode="json")),
+                project=config.run.wandb_project,
+                first_step=None if keep is None else keep + 1,
+            )
+            for tracker in self._trackers:
+                stack.callback(tracker.close)
+            self._progress = open_progress(
+                config.run.progress,
+                self._console or Console(stderr=True),
+                title=directory.path.name,
+                total=config.run.steps,
+                done=resume_step or 0,
+                clock=self._clock,
+            )
+            stack.callback(self._progress.close)
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(

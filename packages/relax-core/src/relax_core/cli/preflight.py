@@ -1,0 +1,93 @@
+"""What this machine must have before a run may make or change anything: device, checkpoint, data, reward."""
+
+import os
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+from relax_core.assets import locate
+from relax_core.config.problems import ConfigError, Problem
+from relax_core.config.root import RelaxConfig
+from relax_core.data.problems import DataError
+from relax_core.data.sources import find_files
+
+
+def refuse_unready(config: RelaxConfig) -> None:
+    """Looks for what the settings name, all of it, without reading models or rows.
+
+    Raises:
+        ConfigError: with everything that is not there.
+    """
+    problems = [*_device(config), *_models(config), *_data(config), *_reward(config), *_trackers()]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _device(config: RelaxConfig) -> Iterator[Problem]:
+    wanted = config.run.device
+    if wanted in ("auto", "cpu"):
+        return
+    from relax_core.device import get_device
+
+    if not get_device(wanted).available():
+        hint = (
+            "`relax-npu doctor` finds the reason"
+            if wanted == "npu"
+            else "`relax-train --doctor` lists devices"
+        )
+        yield Problem(
+            ("run", "device"),
+            f"this machine has no {wanted} device that works; {hint}",
+            given=wanted,
+            allowed="auto or cpu",
+        )
+
+
+def _models(config: RelaxConfig) -> Iterator[Problem]:
+    for name in ("path", "reference_path"):
+        given = getattr(config.model, name)
+        if given is None:
+            continue
+        try:
+            found = locate(given).is_dir()
+            why = "there is no such directory, and nothing is downloaded"
+        except ValueError as error:
+            found, why = False, str(error)
+        if not found:
+            yield Problem(
+                ("model", name),
+                why,
+                given=given,
+                allowed="a Hugging Face directory with config.json, safetensors and tokenizer",
+            )
+
+
+def _data(config: RelaxConfig) -> Iterator[Problem]:
+    for name in ("path", "eval_path"):
+        given = getattr(config.data, name)
+        try:
+            if given is not None:
+                find_files(given)
+        except DataError as error:
+            yield Problem(("data", name), str(error), given=given)
+    template: Path | None = config.data.chat_template
+    if template is not None and not template.expanduser().is_file():
+        yield Problem(("data", "chat_template"), "there is no such file", given=str(template))
+
+
+def _reward(config: RelaxConfig) -> Iterator[Problem]:
+    if config.algorithm.algorithm.loop != "rl":
+        return
+    from relax_rollout.rewards import load_reward
+
+    try:
+        load_reward(config.reward.function)
+    except ValueError as error:
+        yield Problem(("reward", "function"), str(error), given=config.reward.function)
+
+
+def _trackers() -> Iterator[Problem]:
+    if os.environ.get("WANDB_API_KEY") and find_spec("wandb") is None:
+        yield Problem(
+            (), "the package wandb is not installed: install it, or unset the key", origin="WANDB_API_KEY"
+        )

@@ -1,0 +1,61 @@
+import pytest
+from relax_core.cli.preflight import refuse_unready
+from relax_core.cli.train import main
+from relax_core.config import ConfigError, load_config
+
+
+def refused(*flags):
+    with pytest.raises(ConfigError) as caught:
+        refuse_unready(load_config("quickstart", flags))
+    return {".".join(problem.path): problem for problem in caught.value.problems}
+
+
+def test_the_quickstart_is_ready():
+    refuse_unready(load_config("quickstart"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "name", "words"),
+    [
+        (("--model.path", "no/such"), "model.path", "no such directory, and nothing is downloaded"),
+        (("--model.path", "builtin:no"), "model.path", "does not ship with relax-core"),
+        (("--data.path", "no.jsonl"), "data.path", "no file or folder no.jsonl"),
+        (("--data.eval_path", "no/*.jsonl"), "data.eval_path", "no file matches the pattern"),
+        (("--data.chat_template", "no.jinja"), "data.chat_template", "no such file"),
+        (("--reward.function", "no_such:f"), "reward.function", "cannot be imported"),
+        (("--reward.function", "maths"), "reward.function", "no reward is called 'maths'"),
+        (
+            ("--model.reference_path", "no", "--algorithm.kl_loss_coef", "1"),
+            "model.reference_path",
+            "no such directory",
+        ),
+    ],
+)
+def test_what_is_not_there_is_named_by_its_setting(flags, name, words):
+    found = refused(*flags)
+    assert list(found) == [name]
+    assert words in found[name].message
+    assert found[name].given == flags[1]
+
+
+@pytest.mark.parametrize("name", ["cuda", "npu"])
+def test_a_device_that_is_not_there_is_refused(name, monkeypatch):
+    from relax_core.device import get_device
+
+    monkeypatch.setattr(get_device(name), "available", lambda: False)
+    found = refused("--run.device", name)
+    assert found["run.device"].message.startswith(f"this machine has no {name} device that works")
+    assert found["run.device"].allowed == "auto or cpu"
+
+
+def test_a_tracker_that_is_asked_for_and_not_installed_is_refused(monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+    monkeypatch.setattr("relax_core.cli.preflight.find_spec", lambda name: None)
+    assert "the package wandb is not installed" in refused()[""].message
+
+
+def test_all_is_said_at_once_and_nothing_is_left_behind(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["--model.path", "no/such", "--data.path", "no.jsonl", "--run.name", "mine"]) == 2
+    assert "2 problems in the configuration" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
