@@ -363,4 +363,4 @@ def test_three_steps_equal_grpo_in_plain_torch(small_run, small_model, reference
     # Nothing that was compared was idle.
     off_policy = config.trainer.optimizer_steps_per_batch > 1
     assert all((m["clip_fraction"] > 0) is (m["dual_clip_fraction"] > 0) is off_policy for m in seen)
-    assert all(m["correction_fraction"] > 0.04 and m["grad_norm"] > trainer["clip_grad"] * 0.9 for m in seen)
+    assert all(m["correction_fraction"] > 0 and m["grad_norm"] > trainer["clip_grad"] for m in seen)
