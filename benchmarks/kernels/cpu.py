@@ -18,18 +18,20 @@ from collections.abc import Callable, Sequence
 import torch
 from cpu_cases import Case, cases
 
+Run = Callable[..., Sequence[torch.Tensor]]
 
-def grads(case: Case, run: Callable[..., Sequence[torch.Tensor]]) -> list[torch.Tensor]:
+
+def grads(case: Case, run: Run, weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return the results and the gradients of their weighted sum."""
     outputs = run(*case.inputs)
     wanted = [x for x in case.inputs if x.requires_grad]
-    return [*outputs, *torch.autograd.grad(outputs, wanted, [torch.cos(x.detach()) for x in outputs])]
+    return [*outputs, *torch.autograd.grad(outputs, wanted, weights)]
 
 
-def difference(case: Case) -> float:
+def difference(case: Case, weights: Sequence[torch.Tensor]) -> float:
     """Return the largest difference of a result or gradient, as a fraction of its largest value."""
     worst = 0.0
-    for mine, theirs in zip(grads(case, case.ours), grads(case, case.peer), strict=True):
+    for mine, theirs in zip(grads(case, case.ours, weights), grads(case, case.peer, weights), strict=True):
         scale = max(theirs.abs().max().item(), 1e-3)
         gap = (mine - theirs).abs().max().item() / scale
         worst = max(worst, gap if gap == gap else float("inf"))
@@ -44,19 +46,17 @@ def seconds(work: Callable[[], object]) -> tuple[float, float]:
 
 
 def measure(case: Case, rounds: int) -> bool:
-    gap = difference(case)
+    with torch.no_grad():
+        weights = [torch.randn_like(x) for x in case.peer(*case.inputs)]
+    gap = difference(case, weights)
     line: dict[str, object] = {"case": case.name, "peer": case.peer_name, "difference": float(f"{gap:.2g}")}
     if gap > case.allowed:
         print(json.dumps({**line, "parity": f"failed: more than {case.allowed}"}), flush=True)
         return False
-    for side in ("ours", "peer"):
-        run = getattr(case, side)
-        with torch.no_grad():
-            run(*case.inputs)
     best: dict[str, list[tuple[float, float]]] = {"ours": [], "ours_forward": [], "peer": []}
     for _ in range(rounds):
-        best["ours"].append(seconds(lambda: grads(case, case.ours)))
-        best["peer"].append(seconds(lambda: grads(case, case.peer)))
+        best["ours"].append(seconds(lambda: grads(case, case.ours, weights)))
+        best["peer"].append(seconds(lambda: grads(case, case.peer, weights)))
         with torch.no_grad():
             best["ours_forward"].append(seconds(lambda: case.ours(*case.inputs)))
     cpu = {name: min(times)[0] * 1e3 for name, times in best.items()}

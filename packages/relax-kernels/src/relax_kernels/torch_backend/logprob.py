@@ -116,7 +116,9 @@ class _LinearLogProb(torch.autograd.Function):
                 dz_BV.mul_(-dlogprob_B1)
             local_B1, here_B1 = _local_targets(target_T[row_B], first, weight.shape[0])
             dz_BV.scatter_add_(1, local_B1, dlogprob_B1 * here_B1)
-            if dhidden is not None:
+            if dhidden is not None and isinstance(row_B, slice):
+                torch.mm(dz_BV, weight, out=dhidden[row_B])
+            elif dhidden is not None:
                 dhidden[row_B] = dz_BV @ weight
             if dweight is not None:
                 dweight.addmm_(dz_BV.T, hidden_BD)
