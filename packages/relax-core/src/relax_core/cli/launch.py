@@ -15,6 +15,7 @@ from relax_core.config.overrides import parse_overrides
 from relax_core.config.problems import Problem
 from relax_core.config.root import RelaxConfig
 from relax_core.config.yaml_text import YamlError, parse_yaml
+from relax_core.loop.garbage import collection_paused
 from relax_core.run.directory import RunDirectory
 from relax_core.run.files import RunDirectoryError
 from relax_core.run.logs import logging_to
@@ -116,9 +117,10 @@ def _run(config: RelaxConfig, directory: RunDirectory, console: Console, *, resu
         console.print(loading, style="dim", soft_wrap=True, highlight=False)
     with logging_to(directory.log, directory.mask, console, level=config.run.log_level):
         try:
-            from relax_core.loop import run
+            with collection_paused():
+                from relax_core.loop import run
 
-            outcome = run(config, directory, resume=resume)
+                outcome = run(config, directory, resume=resume)
         except (ValueError, OSError) as error:
             # The terminal gets the message alone; log.txt the traceback too.
             logger.error("%s", error, exc_info=True)

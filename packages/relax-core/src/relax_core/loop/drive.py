@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from relax_core.config.root import RelaxConfig
+from relax_core.loop.garbage import resume_collection
 from relax_core.loop.interruption import Interruption
 from relax_core.loop.session import Session
 from relax_core.run import Recorder, RunDirectory
@@ -52,6 +53,7 @@ def drive(
     resume_step: int,
 ) -> Literal["finished", "interrupted"]:
     """Runs the steps after `resume_step` (0: from the start), then exports the model and sums up."""
+    resume_collection()
     last = config.run.steps
     with Interruption() as interruption:
         if resume_step == 0 and config.eval.before:
