@@ -48,13 +48,12 @@ class PackedLayout:
     @cached_property
     def position_ids_T(self) -> Tensor:
         """int64 [T] on the host: place inside the own sample; padding counts from 0 too."""
-        starts_T = torch.tensor(self.cu_seqlens.host[:-1]).repeat_interleave(self._segment_lengths)
-        return torch.arange(self.padded_total) - starts_T
+        return self.cu_seqlens.positions("cpu")
 
     @cached_property
     def sample_ids_T(self) -> Tensor:
         """int64 [T] on the host: index of the sample that owns a position, -1 for padding."""
-        ids_T = torch.arange(len(self._segment_lengths)).repeat_interleave(self._segment_lengths)
+        ids_T = self.cu_seqlens.segment_ids("cpu")
         return ids_T.masked_fill(ids_T >= len(self.lengths), -1)
 
     def ahead(self, distance: int, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
@@ -66,7 +65,7 @@ class PackedLayout:
         """
         key = (distance, torch.device(device))
         if key not in self._ahead:
-            lengths_T = self._segment_lengths.repeat_interleave(self._segment_lengths)
+            lengths_T = torch.tensor(self.cu_seqlens.lengths)[self.cu_seqlens.segment_ids("cpu")]
             valid_T = (self.position_ids_T + distance < lengths_T) & (self.sample_ids_T >= 0)
             index_T = (torch.arange(self.padded_total) + distance).where(valid_T, torch.tensor(0))
             self._ahead[key] = (index_T.to(device), valid_T.to(device))
@@ -103,8 +102,3 @@ class PackedLayout:
         """
         index_T, valid_T = self.ahead(distance, x_T.device)
         return x_T[index_T].masked_fill(~valid_T, fill)
-
-    @cached_property
-    def _segment_lengths(self) -> Tensor:
-        padding = self.padded_total - self.total
-        return torch.tensor((*self.lengths, padding) if padding else self.lengths)

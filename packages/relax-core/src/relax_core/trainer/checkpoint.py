@@ -18,6 +18,7 @@ import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.validation import StrictHandling
 
+from relax_core.run.files import sync_folder
 from relax_core.trainer.save_strategy import TorchDistWriter
 from relax_core.trainer.trainer import Trainer
 
@@ -44,7 +45,8 @@ def save_checkpoint(root: Path, step: int, trainer: Trainer, state: Mapping[str,
     partial = root / f".step_{step}.partial"
     first = dist.get_rank() == 0
     if first:
-        shutil.rmtree(partial, ignore_errors=True)
+        for cut_off in root.glob(".step_*.partial"):
+            shutil.rmtree(cut_off, ignore_errors=True)
         partial.mkdir(parents=True)
     dist.barrier()
     content = _sharded_state(trainer, is_loading=False)
@@ -57,7 +59,7 @@ def save_checkpoint(root: Path, step: int, trainer: Trainer, state: Mapping[str,
         if final.exists():
             shutil.rmtree(final)
         partial.rename(final)
-        _sync_directory(root)
+        sync_folder(root)
         for old in list_checkpoints(root)[:-keep]:
             shutil.rmtree(old)
     dist.barrier()
@@ -142,17 +144,9 @@ def _seal(directory: Path) -> None:
         json.dump(manifest, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
-    _sync_directory(directory)
+    sync_folder(directory)
 
 
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
