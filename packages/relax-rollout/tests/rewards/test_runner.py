@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import threading
 import time
 
 import pytest
@@ -207,6 +208,26 @@ def test_closing_fails_what_is_in_progress(runner_of, items):
         return await task
 
     assert all("closed" in result.error for result in asyncio.run(body()))
+
+
+def test_giving_up_on_what_is_in_progress_is_quiet(runner_of, items, monkeypatch):
+    runner = runner_of("my_rewards:sleeps", 60.0, 1)
+    lost = []
+    monkeypatch.setattr("threading.excepthook", lost.append)
+
+    async def body():
+        task = asyncio.create_task(runner.score(items("50", "50")))
+        await asyncio.sleep(0.5)
+        task.cancel()
+        await asyncio.wait([task])
+
+    asyncio.run(body())
+    runner.close()
+    deadline = time.monotonic() + 5
+    while any(t.name == "relax-rollout-reward" for t in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert lost == []
 
 
 @pytest.mark.parametrize(

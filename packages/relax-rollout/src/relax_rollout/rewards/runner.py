@@ -115,6 +115,8 @@ class RewardRunner:
                 self.reward, timeout_s=self.limits.timeout_s, concurrency=self.limits.concurrency
             )
         future: Future[RewardResult] = Future()
+        # Whoever waits may give up; the worker's answer still finds a future that takes it.
+        future.set_running_or_notify_cancel()
         self._pool.submit(item, lambda message: future.set_result(self._result_of(message)))
         return future
 
