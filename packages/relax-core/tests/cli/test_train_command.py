@@ -16,7 +16,7 @@ def loop(monkeypatch):
     """Stands in for the run loop: records the calls, and does what a test asks for."""
     calls = []
 
-    def run(config, directory, *, resume):
+    def run(config, directory, *, resume, interruption):
         calls.append((config, directory.path, resume))
         if resume:
             directory.reopen(config)
@@ -139,6 +139,15 @@ def test_what_the_loop_refuses_is_said_in_a_line_and_traced_in_the_log(folder, l
     assert "The traceback is in runs/mine/log.txt" in shown
     assert "Traceback" not in shown
     assert "Traceback" in (folder / "runs/mine/log.txt").read_text()
+
+
+def test_an_interrupt_at_once_says_how_to_go_on_and_nothing_of_a_report(folder, loop, capsys):
+    def interrupt(config, directory):
+        raise KeyboardInterrupt
+
+    loop.act = interrupt
+    assert main(["--run.name", "mine", "--run.progress", "none"]) == 130
+    assert capsys.readouterr().err == "Interrupted. Go on with: relax-train --resume runs/mine\n"
 
 
 def test_a_defect_is_logged_and_not_hidden(folder, loop):

@@ -5,6 +5,7 @@ import pytest
 import torch
 from relax_core.algorithms import AlgorithmConfig
 from relax_core.loop.objectives import SftObjective
+from relax_core.model import MtpConfig
 from relax_core.trainer.checkpoint import CheckpointError, list_checkpoints, load_checkpoint, save_checkpoint
 
 OBJECTIVE = SftObjective(AlgorithmConfig(name="sft"))
@@ -14,14 +15,15 @@ def weights(trainer):
     return {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
 
 
-def test_going_on_from_a_checkpoint_equals_never_having_stopped(make_trainer, samples, tmp_path):
-    through = make_trainer(schedule="cosine", warmup_steps=2)
+@pytest.mark.parametrize("mtp", [MtpConfig(), MtpConfig(loss_coefficient=0)], ids=["drafts", "frozen drafts"])
+def test_going_on_from_a_checkpoint_equals_never_having_stopped(make_trainer, samples, tmp_path, mtp):
+    through = make_trainer(schedule="cosine", warmup_steps=2, mtp=mtp)
     for _ in range(2):
         through.step(samples, OBJECTIVE)
     save_checkpoint(tmp_path, 2, through, {"cursor": {"position": 7}}, keep=2)
     expected = [through.step(samples, OBJECTIVE).values for _ in range(3)]
 
-    resumed = make_trainer(schedule="cosine", warmup_steps=2)
+    resumed = make_trainer(schedule="cosine", warmup_steps=2, mtp=mtp)
     assert load_checkpoint(tmp_path / "step_2", resumed) == {"cursor": {"position": 7}}
     assert [resumed.step(samples, OBJECTIVE).values for _ in range(3)] == expected
     first, second = weights(through), weights(resumed)
@@ -106,3 +108,5 @@ def test_a_half_written_directory_is_no_checkpoint(make_trainer, samples, tmp_pa
     shutil.copytree(directory, tmp_path / ".step_2.partial")
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step_1"]
     assert json.loads((directory / "manifest.json").read_text()).keys() >= {"common.pt", ".metadata"}
+    save_checkpoint(tmp_path, 3, trainer, {}, keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_1", "step_3"]

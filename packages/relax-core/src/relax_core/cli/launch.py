@@ -16,6 +16,7 @@ from relax_core.config.problems import Problem
 from relax_core.config.root import RelaxConfig
 from relax_core.config.yaml_text import YamlError, parse_yaml
 from relax_core.loop.garbage import collection_paused
+from relax_core.loop.interruption import Interruption
 from relax_core.run.directory import RunDirectory
 from relax_core.run.files import RunDirectoryError
 from relax_core.run.logs import logging_to
@@ -115,12 +116,15 @@ def _run(config: RelaxConfig, directory: RunDirectory, console: Console, *, resu
     if config.run.progress != "none":
         loading = f"{directory.path}: loading torch, megatron-core and the model ..."
         console.print(loading, style="dim", soft_wrap=True, highlight=False)
-    with logging_to(directory.log, directory.mask, console, level=config.run.log_level):
+    with (
+        logging_to(directory.log, directory.mask, console, level=config.run.log_level),
+        Interruption() as interruption,
+    ):
         try:
             with collection_paused():
                 from relax_core.loop import run
 
-                outcome = run(config, directory, resume=resume)
+                outcome = run(config, directory, resume=resume, interruption=interruption)
         except (ValueError, OSError) as error:
             # The terminal gets the message alone; log.txt the traceback too.
             logger.error("%s", error, exc_info=True)
@@ -134,7 +138,7 @@ def _run(config: RelaxConfig, directory: RunDirectory, console: Console, *, resu
         except BaseException:
             logger.exception("the run failed")
             raise
-        _draw_report(directory)
+        _draw_report(directory, logging.WARNING if outcome == "finished" else logging.INFO)
     if outcome == "interrupted":
         console.print(f"Interrupted. Go on with: relax-train --resume {directory.path}", soft_wrap=True)
         return 130
@@ -151,7 +155,7 @@ def _closing_lines(directory: RunDirectory) -> Iterator[str]:
     yield f"Finished: {directory.path}" + (f"; open {directory.report}" if directory.report.exists() else "")
 
 
-def _draw_report(directory: RunDirectory) -> None:
+def _draw_report(directory: RunDirectory, level: int) -> None:
     """The page is a convenience: a run that ended well does not fail for want of it."""
     from relax_core.cli.report import draw
     from relax_core.report import ReportError
@@ -159,4 +163,4 @@ def _draw_report(directory: RunDirectory) -> None:
     try:
         draw([directory.path])
     except (ReportError, RunDirectoryError) as error:
-        logger.warning("no report.html: %s", error)
+        logger.log(level, "no report.html: %s", error)

@@ -44,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print(message, soft_wrap=True, markup=False, highlight=False)
         return 2
     except KeyboardInterrupt:
+        console.print("relax-train: interrupted")
         return 130
 
 

@@ -49,35 +49,38 @@ def drive(
     session: Session,
     directory: RunDirectory,
     recorder: Recorder,
+    interruption: Interruption,
     *,
     resume_step: int,
 ) -> Literal["finished", "interrupted"]:
     """Runs the steps after `resume_step` (0: from the start), then exports the model and sums up."""
     resume_collection()
     last = config.run.steps
-    with Interruption() as interruption:
-        if resume_step == 0 and config.eval.before:
-            recorder.step(0, loop.evaluate(0))
-        for step in range(resume_step + 1, last + 1):
-            result = loop.step(step)
-            evaluated = loop.evaluate(step) if _evaluates(config, step) else {}
-            recorder.step(step, {**result.metrics, **evaluated}, result.samples)
-            if _saves(config, step) or interruption.requested:
-                with recorder.phase("checkpoint"):
-                    recorder.sync()
-                    save_checkpoint(
-                        directory.checkpoints,
-                        step,
-                        session.trainer,
-                        loop.state(),
-                        keep=config.checkpoint.keep,
-                    )
-            if interruption.requested and step < last:
-                _log.info("interrupted after step %d", step)
-                return "interrupted"
-        if config.checkpoint.export == "end":
-            session.export(directory.hf)
-        recorder.finish()
+    interruption.defer()
+    if resume_step == 0 and config.eval.before:
+        recorder.step(0, loop.evaluate(0))
+    for step in range(resume_step + 1, last + 1):
+        result = loop.step(step)
+        evaluated = loop.evaluate(step) if _evaluates(config, step) else {}
+        recorder.step(step, {**result.metrics, **evaluated}, result.samples)
+        # Asked once: a signal that comes while this step is saved ends the next one.
+        ends = interruption.requested and step < last
+        if ends or _saves(config, step):
+            with recorder.phase("checkpoint"):
+                recorder.sync()
+                save_checkpoint(
+                    directory.checkpoints,
+                    step,
+                    session.trainer,
+                    loop.state(),
+                    keep=config.checkpoint.keep,
+                )
+        if ends:
+            _log.info("interrupted after step %d", step)
+            return "interrupted"
+    if config.checkpoint.export == "end":
+        session.export(directory.hf)
+    recorder.finish()
     return "finished"
 
 
