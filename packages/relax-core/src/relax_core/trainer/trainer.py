@@ -86,7 +86,11 @@ class Trainer:
         return scores
 
     def step(self, samples: Sequence[Sample], objective: TrainingObjective) -> StepMetrics:
-        """One optimizer step on a mini-batch, in as many micro-batches as the token budget asks for."""
+        """One optimizer step on a mini-batch, in as many micro-batches as the token budget asks for.
+
+        Raises:
+            NonFiniteGradientError: the gradient holds inf or NaN; the weights are as before.
+        """
         prepared = objective.prepare(samples)
         samples = prepared.samples
         depths = self._draft_depths()
