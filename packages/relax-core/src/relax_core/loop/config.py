@@ -21,9 +21,18 @@ class RolloutConfig(Section):
     max_new_tokens: int = setting(1024, "Length at which a completion is cut.", unit="tokens", ge=1)
     temperature: float = setting(1.0, "Sampling temperature; 0 takes the likeliest token.", ge=0)
     top_p: float = setting(
-        1.0, "Samples from the smallest set of tokens of this total probability; 1 is off.", gt=0, le=1
+        1.0,
+        "Samples from the smallest set of tokens of this total probability; 1 is off. Log-probs and importance "
+        "weights stay those of the whole distribution.",
+        gt=0,
+        le=1,
     )
-    top_k: int = setting(0, "Samples from this many likeliest tokens; 0 is off.", unit="tokens", ge=0)
+    top_k: int = setting(
+        0,
+        "Samples from this many likeliest tokens; 0 is off. Log-probs stay those of the whole distribution.",
+        unit="tokens",
+        ge=0,
+    )
     max_batch_size: int = setting(
         256, "Sequences the embedded engine decodes together at most.", unit="sequences", ge=1
     )
