@@ -1,7 +1,9 @@
 """Small Qwen3.5 models and the trainer process that they need."""
 
 import copy
+import resource
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -52,3 +54,19 @@ def cpu_world() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def file_size_limit():
+    """A context in which no file of this process can grow beyond so many bytes, as on a full disk."""
+
+    @contextmanager
+    def limit(size: int) -> Iterator[None]:
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    return limit

@@ -6,6 +6,7 @@ import torch
 from relax_core.algorithms import AlgorithmConfig
 from relax_core.loop.objectives import SftObjective
 from relax_core.model import MtpConfig
+from relax_core.run import RunDirectoryError
 from relax_core.trainer.checkpoint import CheckpointError, list_checkpoints, load_checkpoint, save_checkpoint
 
 OBJECTIVE = SftObjective(AlgorithmConfig(name="sft"))
@@ -50,20 +51,28 @@ def test_only_the_newest_checkpoints_are_kept(make_trainer, samples, tmp_path):
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step_9", "step_10"]
 
 
-def test_a_failed_save_leaves_the_earlier_checkpoints_alone(make_trainer, samples, tmp_path, monkeypatch):
+@pytest.mark.parametrize("room", [200, 20_000, 150_000])
+def test_a_failed_save_says_why_makes_room_and_leaves_the_earlier_checkpoints(
+    make_trainer, samples, tmp_path, file_size_limit, room
+):
     trainer = make_trainer()
     trainer.step(samples, OBJECTIVE)
     save_checkpoint(tmp_path, 1, trainer, {}, keep=1)
-
-    def full(*args, **kwargs):
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("relax_core.trainer.save_strategy.save", full)
-        with pytest.raises(OSError, match="No space left"):
-            save_checkpoint(tmp_path, 2, trainer, {}, keep=1)
-    assert [path.name for path in list_checkpoints(tmp_path)] == ["step_1"]
+    assert max(path.stat().st_size for path in (tmp_path / "step_1").iterdir()) > room
+    words = r"cannot write .*step_2: .*limit on file sizes .*is reached; .* `relax-train --resume`"
+    with file_size_limit(room), pytest.raises(RunDirectoryError, match=words):
+        save_checkpoint(tmp_path, 2, trainer, {}, keep=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_1"]
     load_checkpoint(tmp_path / "step_1", make_trainer())
+
+
+def test_what_is_no_fault_of_the_disk_is_not_called_so(make_trainer, tmp_path, monkeypatch):
+    def fail(*args, **kwargs):
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr("relax_core.trainer.save_strategy.save", fail)
+    with pytest.raises(RuntimeError, match="a defect"):
+        save_checkpoint(tmp_path, 1, make_trainer(), {}, keep=1)
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "removed", "manifest"])

@@ -10,6 +10,7 @@ from relax_core.loop.garbage import resume_collection
 from relax_core.loop.interruption import Interruption
 from relax_core.loop.session import Session
 from relax_core.run import Recorder, RunDirectory
+from relax_core.run.files import writing
 from relax_core.trainer.checkpoint import list_checkpoints, save_checkpoint
 
 _log = logging.getLogger(__name__)
@@ -79,7 +80,8 @@ def drive(
             _log.info("interrupted after step %d", step)
             return "interrupted"
     if config.checkpoint.export == "end":
-        session.export(directory.hf)
+        with writing(directory.hf):
+            session.export(directory.hf)
     recorder.finish()
     return "finished"
 

@@ -32,6 +32,10 @@ def _cure(error: OSError) -> str:
         return "the disk is full; free some space, then go on with `relax-train --resume`"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return f"{error.strerror}; choose a place that you may write to with --run.dir"
+    if error.errno == errno.EFBIG:
+        return (
+            "the limit on file sizes (ulimit -f) is reached; raise it, then go on with `relax-train --resume`"
+        )
     if error.errno in (errno.ENOTDIR, errno.EEXIST):
         return f"{error.strerror}: a file is in the way; choose another place with --run.dir or --run.name"
     return error.strerror or str(error)

@@ -18,7 +18,8 @@ import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.validation import StrictHandling
 
-from relax_core.run.files import sync_folder
+from relax_core.run.files import sync_folder, writing
+from relax_core.trainer.disk_errors import disk_errors
 from relax_core.trainer.save_strategy import TorchDistWriter
 from relax_core.trainer.trainer import Trainer
 
@@ -40,6 +41,9 @@ def save_checkpoint(root: Path, step: int, trainer: Trainer, state: Mapping[str,
         trainer: model, optimizer and schedule to save.
         state: plain values of the run loop that come back from `load_checkpoint`.
         keep: checkpoints left behind, this one included.
+
+    Raises:
+        RunDirectoryError: the disk is full or not writable; the checkpoints there are stay whole.
     """
     final = root / f"step_{step}"
     partial = root / f".step_{step}.partial"
@@ -47,15 +51,23 @@ def save_checkpoint(root: Path, step: int, trainer: Trainer, state: Mapping[str,
     if first:
         for cut_off in root.glob(".step_*.partial"):
             shutil.rmtree(cut_off, ignore_errors=True)
-        partial.mkdir(parents=True)
+        with writing(partial):
+            partial.mkdir(parents=True)
     dist.barrier()
     content = _sharded_state(trainer, is_loading=False)
     content["loop"] = dict(state)
     content["scheduler"] = trainer.training.scheduler.state_dict()
-    dist_checkpointing.save(content, str(partial), TorchDistWriter())
-    dist.barrier()
+    try:
+        with writing(final), disk_errors():
+            dist_checkpointing.save(content, str(partial), TorchDistWriter())
+            dist.barrier()
+            if first:
+                _seal(partial)
+    except BaseException:
+        # What a full disk needs is room.
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
     if first:
-        _seal(partial)
         if final.exists():
             shutil.rmtree(final)
         partial.rename(final)
