@@ -22,8 +22,8 @@ class RolloutConfig(Section):
     temperature: float = setting(1.0, "Sampling temperature; 0 takes the likeliest token.", ge=0)
     top_p: float = setting(
         1.0,
-        "Samples from the smallest set of tokens of this total probability; 1 is off. Log-probs and importance "
-        "weights stay those of the whole distribution.",
+        "Samples from the smallest set of tokens of this total probability; 1 is off. Log-probs and "
+        "importance weights stay those of the whole distribution.",
         gt=0,
         le=1,
     )
