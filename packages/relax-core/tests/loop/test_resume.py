@@ -1,6 +1,7 @@
 """Going on with a run: from nothing, with more steps, and when it cannot be done."""
 
 import json
+import shutil
 
 import pytest
 from relax_core.loop import run
@@ -47,6 +48,30 @@ def test_a_finished_run_can_be_given_more_steps(finished, config, small_run, tmp
     assert [record["step"] for record in records(finished)] == [0, 1, 2, 3]
     assert "steps: 3" in finished.config.read_text()
     assert finished.steps_done() == 3
+
+
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        ({"trainer": {"lr": 0.5}}, "trainer.lr: 0.01 is now 0.5"),
+        ({"rollout": {"prompts_per_step": 5}}, "rollout.prompts_per_step: 4 is now 5"),
+        ({"run": {"seed": 4, "steps": 3}}, "run.seed: 3 is now 4"),
+        ({"run": {"steps": 1}}, "run.steps is 1, but .* has done 2 steps"),
+    ],
+)
+def test_a_config_that_was_edited_is_refused(finished, small_run, sections, words):
+    before = contents(finished)
+    edited = small_run(**{"run": {"steps": 3}, **sections})
+    with pytest.raises(ValueError, match=words):
+        run(edited, finished, resume=True)
+    assert contents(finished) == before
+
+
+def test_files_that_moved_are_found_by_an_edited_config(finished, small_run, small_model, tmp_path):
+    model = shutil.copytree(small_model, tmp_path / "moved")
+    data = shutil.move(tmp_path / "task" / "train.jsonl", tmp_path / "rows.jsonl")
+    changes = {"model": {"path": str(model)}, "data": {"path": str(data)}}
+    assert run(small_run(run={"steps": 3, "name": "new"}, **changes), finished, resume=True) == "finished"
 
 
 @pytest.mark.parametrize("damage", ["half", "manifest", "missing", "data"])

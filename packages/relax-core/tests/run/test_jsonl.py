@@ -84,3 +84,12 @@ def test_lines_are_standard_json(tmp_path):
     write(tmp_path / "m.jsonl", {"step": 1, "loss": float("nan"), "gap": float("inf")})
     line = (tmp_path / "m.jsonl").read_text()
     assert json.loads(line, parse_constant=pytest.fail) == {"step": 1, "loss": "NaN", "gap": "Infinity"}
+
+
+@pytest.mark.parametrize("line", ['{"reward": 1}', '{"step": "x"}', '{"step": null}'])
+def test_a_line_without_its_step_is_named_and_nothing_is_cut(tmp_path, line):
+    file = tmp_path / "m.jsonl"
+    file.write_text(f'{{"step": 1}}\n{line}\n')
+    with pytest.raises(RunDirectoryError, match=r"m\.jsonl, line 2: no step"):
+        JsonlWriter(file, MASK, keep_to_step=0)
+    assert file.read_text() == f'{{"step": 1}}\n{line}\n'

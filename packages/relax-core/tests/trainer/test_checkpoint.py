@@ -102,6 +102,25 @@ def test_a_damaged_checkpoint_is_refused_by_the_name_of_the_file(make_trainer, s
     assert all(torch.equal(before[name], tensor) for name, tensor in weights(other).items())
 
 
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (lambda manifest: {}, r"common\.pt is not in manifest\.json; metadata\.json is not"),
+        (lambda manifest: [], "no readable manifest.json"),
+        (lambda manifest: {"common.pt": 3}, "no readable manifest.json"),
+        (lambda manifest: {"common.pt": {}}, "no readable manifest.json"),
+        (lambda manifest: {k: v for k, v in manifest.items() if "distcp" not in k}, r"distcp is not in"),
+    ],
+)
+def test_an_edited_manifest_vouches_for_nothing(make_trainer, tmp_path, edit, words):
+    trainer = make_trainer()
+    directory = save_checkpoint(tmp_path, 1, trainer, {}, keep=1)
+    file = directory / "manifest.json"
+    file.write_text(json.dumps(edit(json.loads(file.read_text()))))
+    with pytest.raises(CheckpointError, match=words):
+        load_checkpoint(directory, trainer)
+
+
 def test_a_checkpoint_of_another_model_is_refused_naming_its_tensors(make_trainer, samples, tmp_path):
     trainer = make_trainer(mtp_layers=1)
     trainer.step(samples, OBJECTIVE)

@@ -15,6 +15,7 @@ from relax_core.config.overrides import parse_overrides
 from relax_core.config.problems import Problem
 from relax_core.config.root import RelaxConfig
 from relax_core.config.yaml_text import YamlError, parse_yaml
+from relax_core.loop.changes import RESUMABLE
 from relax_core.loop.garbage import collection_paused
 from relax_core.loop.interruption import Interruption
 from relax_core.run.directory import RunDirectory
@@ -23,9 +24,6 @@ from relax_core.run.logs import logging_to
 from relax_core.run.words import number
 
 logger = logging.getLogger(__name__)
-
-RESUMABLE = ("run.steps", "run.progress", "run.log_level", "checkpoint.every", "checkpoint.keep")
-"""Settings that may differ from the interrupted part of a run; others would change its course."""
 
 
 def run_name(recipe: str, now: time.struct_time) -> str:

@@ -73,7 +73,7 @@ def drive(
                     directory.checkpoints,
                     step,
                     session.trainer,
-                    loop.state(),
+                    {**loop.state(), "settings": settings(config, directory)},
                     keep=config.checkpoint.keep,
                 )
         if ends:
@@ -84,6 +84,12 @@ def drive(
             session.export(directory.hf)
     recorder.finish()
     return "finished"
+
+
+def settings(config: RelaxConfig, directory: RunDirectory) -> dict[str, Any]:
+    """The config as its file holds it: plain values, secrets masked."""
+    plain: dict[str, Any] = directory.mask.tree(config.model_dump(mode="json"))
+    return plain
 
 
 def last_checkpoint(directory: RunDirectory) -> int:

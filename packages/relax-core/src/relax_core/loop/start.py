@@ -1,13 +1,15 @@
 """`run`: one run of `relax-train`, from a resolved config and a locked directory to its end."""
 
+from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import Literal
+from typing import Any, Literal
 
 from relax_core.config.root import RelaxConfig
-from relax_core.loop.drive import drive, last_checkpoint
+from relax_core.loop.changes import refuse_changes
+from relax_core.loop.drive import drive, last_checkpoint, settings
 from relax_core.loop.interruption import Interruption
 from relax_core.loop.rl import open_rl
-from relax_core.loop.session import open_session
+from relax_core.loop.session import Session, open_session
 from relax_core.loop.sft import open_sft
 from relax_core.run import Recorder, RunDirectory
 from relax_core.trainer.checkpoint import load_checkpoint
@@ -29,6 +31,10 @@ def run(
         KeyboardInterrupt: the run was asked to end while it started, or asked twice.
     """
     step = last_checkpoint(directory) if resume else 0
+    if step > config.run.steps:
+        raise ValueError(
+            f"run.steps is {config.run.steps}, but {directory.path} has done {step} steps: give that or more"
+        )
     recorder = Recorder(directory, config, resume_step=step if resume else None)
     open_loop = open_sft if config.algorithm.algorithm.loop == "sft" else open_rl
     with (
@@ -36,10 +42,15 @@ def run(
         open_session(config) as session,
         open_loop(config, session, recorder) as loop,
     ):
-        path = directory.checkpoints / f"step_{step}"
-        loop.begin(step, load_checkpoint(path, session.trainer) if step else None)
+        loop.begin(step, _load(directory, step, config, session) if step else None)
         # What cannot be resumed has been refused by now: only from here on is an earlier run changed.
         with recorder:
             if resume:
                 directory.reopen(config)
             return drive(loop, config, session, directory, recorder, asked, resume_step=step)
+
+
+def _load(directory: RunDirectory, step: int, config: RelaxConfig, session: Session) -> Mapping[str, Any]:
+    state = load_checkpoint(directory.checkpoints / f"step_{step}", session.trainer)
+    refuse_changes(state["settings"], settings(config, directory), where=str(directory.config))
+    return state

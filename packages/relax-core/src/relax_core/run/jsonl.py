@@ -69,9 +69,10 @@ class JsonlWriter:
             return
         records = read_jsonl(self.path)
         whole = self.path.read_bytes().split(b"\n")[:-1]
-        kept = [
-            line for line, record in zip(whole, records, strict=True) if int(record.get("step", 0)) <= step
-        ]
+        for number, record in enumerate(records, start=1):
+            if not isinstance(record.get("step"), int):
+                raise RunDirectoryError(f"{self.path}, line {number}: no step; restore the file")
+        kept = [line for line, record in zip(whole, records, strict=True) if record["step"] <= step]
         write_atomic(self.path, b"".join(line + b"\n" for line in kept))
 
     def write(self, record: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from relax_core.trainer.trainer import Trainer
 
 _NAME = re.compile(r"step_(\d+)")
 _MANIFEST = "manifest.json"
+_NEEDED = ("common.pt", "metadata.json", ".metadata")
 _OPTIMIZER_FORMAT = {"distrib_optim_sharding_type": "fully_reshardable"}
 
 
@@ -91,8 +92,8 @@ def load_checkpoint(directory: Path, trainer: Trainer) -> dict[str, Any]:
     )
     if missing or unexpected:
         raise CheckpointError(
-            f"checkpoint {directory} is of another model: missing {sorted(missing)}, "
-            f"extra {sorted(unexpected)}. Resume with the config that wrote it."
+            f"checkpoint {directory} is of another model: missing {_some(missing)}; extra "
+            f"{_some(unexpected)}. Resume with the config that wrote it."
         )
     trainer.model.load_state_dict(loaded["model"])
     trainer.training.optimizer.load_state_dict(loaded["optimizer"])
@@ -113,23 +114,40 @@ def verify_checkpoint(directory: Path) -> None:
     Raises:
         CheckpointError: naming each file that differs.
     """
-    try:
-        manifest: dict[str, dict[str, Any]] = json.loads((directory / _MANIFEST).read_text())
-    except (OSError, json.JSONDecodeError) as error:
-        raise CheckpointError(
-            f"checkpoint {directory} has no readable {_MANIFEST} ({error}). {_ADVICE}"
-        ) from error
-    wrong = []
-    for name, expected in manifest.items():
+    manifest = _read_manifest(directory)
+    wrong = [
+        f"{name} is not in {_MANIFEST}"
+        for name in (*_NEEDED, *sorted(path.name for path in directory.glob("*.distcp")))
+        if name not in manifest
+    ]
+    for name, (size, digest) in manifest.items():
         path = directory / name
         if not path.is_file():
             wrong.append(f"{name} is missing")
-        elif (size := path.stat().st_size) != expected["bytes"]:
-            wrong.append(f"{name} has {size} bytes instead of {expected['bytes']}")
-        elif _digest(path) != expected["sha256"]:
+        elif path.stat().st_size != size:
+            wrong.append(f"{name} has {path.stat().st_size} bytes instead of {size}")
+        elif _digest(path) != digest:
             wrong.append(f"{name} has other content than was written")
     if wrong:
         raise CheckpointError(f"checkpoint {directory} is damaged: {'; '.join(wrong)}. {_ADVICE}")
+
+
+def _read_manifest(directory: Path) -> dict[str, tuple[int, str]]:
+    """Size and SHA-256 of every file by its name."""
+    try:
+        content = json.loads((directory / _MANIFEST).read_text(encoding="utf-8"))
+        return {name: (entry["bytes"], entry["sha256"]) for name, entry in content.items()}
+    except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+        raise CheckpointError(
+            f"checkpoint {directory} has no readable {_MANIFEST} ({reason}). {_ADVICE}"
+        ) from error
+
+
+def _some(names: Iterable[str], shown: int = 5) -> str:
+    every = sorted(names)
+    more = f" and {len(every) - shown} more" if len(every) > shown else ""
+    return (", ".join(every[:shown]) or "nothing") + more
 
 
 _ADVICE = "Move it away to resume from the checkpoint before it."

@@ -1,0 +1,24 @@
+import pytest
+from relax_core.loop.changes import RESUMABLE, ChangedSettingsError, refuse_changes
+
+BEFORE = {"run": {"steps": 3, "seed": 0, "name": "a"}, "data": {"path": "x", "template_args": {"a": 1}}}
+
+
+def changed(**sections):
+    return {name: {**values, **sections.get(name, {})} for name, values in BEFORE.items()}
+
+
+def test_length_and_places_may_change_and_newer_settings_are_passed_over():
+    refuse_changes(BEFORE, changed(run={"steps": 9, "name": "b", "new": 1}, data={"path": "y"}), where="c")
+    assert "run.steps" in RESUMABLE
+
+
+def test_everything_else_is_named_with_both_values():
+    with pytest.raises(ChangedSettingsError) as caught:
+        refuse_changes(
+            BEFORE, changed(run={"seed": 1}, data={"template_args": {"a": 2}}), where="config.yaml"
+        )
+    text = str(caught.value)
+    assert text.startswith("config.yaml has changed since the checkpoint was written")
+    assert "run.seed: 0 is now 1" in text
+    assert "data.template_args: {'a': 1} is now {'a': 2}" in text
