@@ -2,6 +2,7 @@ import pytest
 from relax_core.cli.preflight import refuse_unready
 from relax_core.cli.train import main
 from relax_core.config import ConfigError, load_config
+from relax_core.device import UnknownDeviceError, get_device
 
 
 def refused(*flags):
@@ -38,13 +39,20 @@ def test_what_is_not_there_is_named_by_its_setting(flags, name, words):
     assert found[name].given == flags[1]
 
 
-@pytest.mark.parametrize("name", ["cuda", "npu"])
-def test_a_device_that_is_not_there_is_refused(name, monkeypatch):
-    from relax_core.device import get_device
+def test_a_device_that_is_not_there_is_refused(monkeypatch):
+    monkeypatch.setattr(get_device("cuda"), "available", lambda: False)
+    found = refused("--run.device", "cuda")
+    assert found["run.device"].message.startswith("this machine has no cuda device that works")
+    assert found["run.device"].allowed == "auto or cpu"
 
-    monkeypatch.setattr(get_device(name), "available", lambda: False)
-    found = refused("--run.device", name)
-    assert found["run.device"].message.startswith(f"this machine has no {name} device that works")
+
+def test_a_device_whose_package_is_not_installed_is_refused(monkeypatch):
+    def missing(name):
+        raise UnknownDeviceError(f"device {name!r} is not installed")
+
+    monkeypatch.setattr("relax_core.device.get_device", missing)
+    found = refused("--run.device", "npu")
+    assert found["run.device"].message == "device 'npu' is not installed"
     assert found["run.device"].allowed == "auto or cpu"
 
 

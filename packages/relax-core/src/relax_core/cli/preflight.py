@@ -27,20 +27,17 @@ def _device(config: RelaxConfig) -> Iterator[Problem]:
     wanted = config.run.device
     if wanted in ("auto", "cpu"):
         return
-    from relax_core.device import get_device
+    from relax_core.device import UnknownDeviceError, get_device
 
-    if not get_device(wanted).available():
-        hint = (
-            "`relax-npu doctor` finds the reason"
-            if wanted == "npu"
-            else "`relax-train --doctor` lists devices"
-        )
-        yield Problem(
-            ("run", "device"),
-            f"this machine has no {wanted} device that works; {hint}",
-            given=wanted,
-            allowed="auto or cpu",
-        )
+    try:
+        if get_device(wanted).available():
+            return
+    except UnknownDeviceError as error:
+        why = str(error)
+    else:
+        doctor = "relax-npu doctor" if wanted == "npu" else "relax-train --doctor"
+        why = f"this machine has no {wanted} device that works; `{doctor}` tells more"
+    yield Problem(("run", "device"), why, given=wanted, allowed="auto or cpu")
 
 
 def _models(config: RelaxConfig) -> Iterator[Problem]:
