@@ -154,6 +154,16 @@ def test_a_reopened_run_has_its_new_config_and_no_end_mark(tmp_path, config):
         assert "steps: 99" in directory.config.read_text()
 
 
+def test_a_reopened_run_is_rid_of_what_a_killed_process_left(tmp_path, config):
+    with RunDirectory.create(tmp_path / "run", config) as directory:
+        before = set(directory.path.iterdir())
+        (directory.path / ".summary.json.77.tmp").write_text("{")
+        (directory.path / ".hf.new-a1").mkdir()
+        (directory.path / ".hf.new-a1" / "config.json").write_text("{")
+        directory.reopen(config)
+        assert set(directory.path.iterdir()) == before
+
+
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"steps": "x"}'])
 def test_a_damaged_summary_is_named(tmp_path, config, content):
     with RunDirectory.create(tmp_path / "run", config) as directory:

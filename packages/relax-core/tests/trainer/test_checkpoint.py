@@ -7,7 +7,13 @@ from relax_core.algorithms import AlgorithmConfig
 from relax_core.loop.objectives import SftObjective
 from relax_core.model import MtpConfig
 from relax_core.run import RunDirectoryError
-from relax_core.trainer.checkpoint import CheckpointError, list_checkpoints, load_checkpoint, save_checkpoint
+from relax_core.trainer.checkpoint import (
+    CheckpointError,
+    list_checkpoints,
+    load_checkpoint,
+    save_checkpoint,
+    tidy_checkpoints,
+)
 
 OBJECTIVE = SftObjective(AlgorithmConfig(name="sft"))
 
@@ -136,5 +142,5 @@ def test_a_half_written_directory_is_no_checkpoint(make_trainer, samples, tmp_pa
     shutil.copytree(directory, tmp_path / ".step_2.partial")
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step_1"]
     assert json.loads((directory / "manifest.json").read_text()).keys() >= {"common.pt", ".metadata"}
-    save_checkpoint(tmp_path, 3, trainer, {}, keep=2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_1", "step_3"]
+    tidy_checkpoints(tmp_path, keep=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_1"]

@@ -12,7 +12,7 @@ from relax_core.loop.rl import open_rl
 from relax_core.loop.session import Session, open_session
 from relax_core.loop.sft import open_sft
 from relax_core.run import Recorder, RunDirectory
-from relax_core.trainer.checkpoint import load_checkpoint
+from relax_core.trainer.checkpoint import load_checkpoint, tidy_checkpoints
 
 
 def run(
@@ -47,6 +47,7 @@ def run(
         with recorder:
             if resume:
                 directory.reopen(config)
+                tidy_checkpoints(directory.checkpoints, keep=config.checkpoint.keep)
             return drive(loop, config, session, directory, recorder, asked, resume_step=step)
 
 

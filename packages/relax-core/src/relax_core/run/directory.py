@@ -1,6 +1,7 @@
 """The run directory: where everything a run leaves behind lives, and who may write to it."""
 
 import json
+import shutil
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -150,8 +151,17 @@ class RunDirectory:
         return summary
 
     def reopen(self, config: "RelaxConfig") -> None:
-        """Prepares to go on with the run: writes its config as it is now, and takes the end mark away."""
+        """Prepares to go on with the run.
+
+        Writes its config as it is now, takes the end mark away, and clears what a killed process left half
+        written.
+        """
         self.write_config(config)
+        for left in (*self.path.glob(".*.tmp"), *self.path.glob(f".{self.hf.name}.*")):
+            if left.is_dir():
+                shutil.rmtree(left, ignore_errors=True)
+            else:
+                left.unlink(missing_ok=True)
         with writing(self.summary):
             self.summary.unlink(missing_ok=True)
 

@@ -50,9 +50,8 @@ def save_checkpoint(root: Path, step: int, trainer: Trainer, state: Mapping[str,
     partial = root / f".step_{step}.partial"
     first = dist.get_rank() == 0
     if first:
-        for cut_off in root.glob(".step_*.partial"):
-            shutil.rmtree(cut_off, ignore_errors=True)
         with writing(partial):
+            shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
     dist.barrier()
     content = _sharded_state(trainer, is_loading=False)
@@ -73,10 +72,15 @@ def save_checkpoint(root: Path, step: int, trainer: Trainer, state: Mapping[str,
             shutil.rmtree(final)
         partial.rename(final)
         sync_folder(root)
-        for old in list_checkpoints(root)[:-keep]:
-            shutil.rmtree(old)
+        tidy_checkpoints(root, keep=keep)
     dist.barrier()
     return final
+
+
+def tidy_checkpoints(root: Path, *, keep: int) -> None:
+    """Deletes all but the newest `keep` checkpoints, and what a killed process had begun to write."""
+    for old in (*list_checkpoints(root)[:-keep], *root.glob(".step_*.partial")):
+        shutil.rmtree(old)
 
 
 def load_checkpoint(directory: Path, trainer: Trainer) -> dict[str, Any]:
