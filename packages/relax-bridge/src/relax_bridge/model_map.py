@@ -65,9 +65,10 @@ class ModelMap:
         stored = mtp_layers_of(checkpoint.names)
         if stored != self.mtp_layers:
             raise MtpMismatchError(
-                f"{checkpoint.path} holds {stored} MTP layers and the model has {self.mtp_layers}. "
-                f"Build the model (and model_map) with mtp_layers={stored}, or use a checkpoint with "
-                f"{self.mtp_layers}. (transformers drops `mtp.*` when it saves a model.)"
+                f"{checkpoint.path} holds {stored} MTP layers and the model has {self.mtp_layers}. Set "
+                f"mtp_num_hidden_layers to {stored} in its config.json, build the model (and model_map) with "
+                f"mtp_layers={stored}, or use a checkpoint with {self.mtp_layers}. (transformers drops "
+                "`mtp.*` when it saves a model.)"
             )
         problems = self.problems(checkpoint)
         if problems:
