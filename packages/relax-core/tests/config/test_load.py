@@ -66,6 +66,12 @@ def test_all_problems_of_recipe_and_flags_are_reported_at_once(recipe):
         ("run.name", "12"),
         ("run.name", "a/b"),
         ("rollout.engine", "vllm"),
+        ("trainer.lr", "1e38"),
+        ("run.threads", "1000000"),
+        ("rollout.top_k", "10000000000000000000000"),
+        ("reward.timeout_s", "1e300"),
+        ("algorithm.clip_high", "1e300"),
+        ("data.limit", "10000000000000000000000"),
     ],
 )
 def test_a_value_of_the_wrong_type_or_range_is_refused(recipe, setting, value):

@@ -14,6 +14,7 @@ from relax_core.run.words import duration, number, sparkline
         (12345, "12.3K"),
         (-2_500_000, "-2.5M"),
         (3e9, "3.0G"),
+        (3e20, "3.0e+20"),
         (float("nan"), "nan"),
     ],
 )

@@ -40,7 +40,7 @@ class AlgorithmConfig(Section):
         0.28,
         "The policy ratio is clipped above 1 + clip_high where the advantage is positive.",
         gt=0,
-        allow_inf_nan=False,
+        le=1e9,
     )
     dual_clip: float | None = setting(
         None,

@@ -26,7 +26,9 @@ class DataConfig(Section):
         ge=0,
         lt=1,
     )
-    limit: int | None = setting(None, "Uses the first rows of path only; null takes all.", unit="rows", ge=1)
+    limit: int | None = setting(
+        None, "Uses the first rows of path only; null takes all.", unit="rows", ge=1, lt=2**63
+    )
     prompt_key: str | None = setting(
         "prompt", "Key of a row's prompt: text, or a list of messages; null if rows have none.", min_length=1
     )

@@ -32,6 +32,7 @@ class RolloutConfig(Section):
         "Samples from this many likeliest tokens; 0 is off. Log-probs stay those of the whole distribution.",
         unit="tokens",
         ge=0,
+        lt=2**31,
     )
     max_batch_size: int = setting(
         256, "Sequences the embedded engine decodes together at most.", unit="sequences", ge=1
@@ -40,7 +41,7 @@ class RolloutConfig(Section):
         False, "Drops groups whose rewards are all equal and samples new prompts in their place (DAPO)."
     )
     over_sampling: float = setting(
-        1.0, "Prompts sampled per prompt wanted in each round of dynamic sampling.", ge=1
+        1.0, "Prompts sampled per prompt wanted in each round of dynamic sampling.", ge=1, le=100
     )
     max_refills: int = setting(
         8,
@@ -72,10 +73,10 @@ class RewardConfig(Section):
         "math", "Reward: math, exact_match or your own function as module:function.", min_length=1
     )
     timeout_s: float = setting(
-        10.0, "Time after which scoring one completion counts as failed.", unit="seconds", gt=0
+        10.0, "Time after which scoring one completion counts as failed.", unit="seconds", gt=0, le=1e6
     )
     concurrency: int = setting(4, "Completions scored at the same time.", unit="completions", ge=1)
-    failed_score: float = setting(0.0, "Reward of a completion whose scoring failed.")
+    failed_score: float = setting(0.0, "Reward of a completion whose scoring failed.", ge=-1e30, le=1e30)
 
 
 class EvalConfig(Section):

@@ -24,7 +24,9 @@ class RunConfig(Section):
     placement: Literal["inline", "ray"] = setting(
         "inline", "One process (inline), or trainer and engines as Ray actors (ray)."
     )
-    threads: int = setting(0, "CPU threads of torch's operators; 0 takes every core.", unit="threads", ge=0)
+    threads: int = setting(
+        0, "CPU threads of torch's operators; 0 takes every core.", unit="threads", ge=0, le=1024
+    )
     progress: Literal["auto", "live", "plain", "none"] = setting(
         "auto", "Progress on the terminal; auto is live on a terminal and plain lines elsewhere."
     )

@@ -8,10 +8,12 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def number(value: float) -> str:
-    """Four significant digits, and K, M or G for large counts: `0.5312`, `12.3K`, `1.2e-06`."""
+    """Four significant digits, and K, M or G for large counts: `0.5312`, `12.3K`, `1.2e-06`, `3.0e+20`."""
     value = float(value)
     if not math.isfinite(value):
         return str(value)
+    if abs(value) >= 1e12:
+        return f"{value:.1e}"
     for limit, letter in ((1e9, "G"), (1e6, "M"), (1e4, "K")):
         if abs(value) >= limit:
             scaled = value / {"G": 1e9, "M": 1e6, "K": 1e3}[letter]
