@@ -70,3 +70,31 @@ def test_a_tokenizer_that_cannot_be_used_is_refused(small_run, changed, tmp_path
     model = changed()
     (tmp_path / "changed" / "tokenizer.json").write_text("{}")
     stops(small_run(model=model), tmp_path / "run", "no tokenizer can be read from .*changed")
+
+
+def _too_large(*args, **kwargs):
+    torch.empty(2**50)
+
+
+def _of_a_gpu(*args, **kwargs):
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee the docs")
+
+
+def _defect(*args, **kwargs):
+    raise RuntimeError("a defect")
+
+
+@pytest.mark.parametrize("fails", [_too_large, _of_a_gpu])
+def test_too_little_memory_says_what_to_lower(small_run, tmp_path, monkeypatch, fails):
+    monkeypatch.setattr("relax_core.trainer.trainer.Trainer.step", fails)
+    stops(small_run(), tmp_path / "run", r"out of memory: [^\n]*\. Lower trainer\.micro_batch_tokens")
+
+
+def test_a_defect_is_not_called_a_want_of_memory(small_run, tmp_path, monkeypatch):
+    monkeypatch.setattr("relax_core.trainer.trainer.Trainer.step", _defect)
+    config = small_run()
+    with (
+        RunDirectory.create(tmp_path / "run", config) as directory,
+        pytest.raises(RuntimeError, match="defect"),
+    ):
+        run(config, directory, resume=False)

@@ -184,6 +184,17 @@ def test_the_live_view_shows_the_same_and_a_curve(tmp_path):
     run.directory.close()
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_what_follows_a_live_view_starts_on_a_line_of_its_own(tmp_path, terminal):
+    run = Run(tmp_path / "run", "--run.progress", "live")
+    console = Console(file=run.terminal, width=100, force_terminal=terminal, color_system=None)
+    with run.open(console=console) as recorder:
+        run.one_step(recorder, 1)
+    console.print("Finished")
+    assert run.terminal.getvalue().splitlines()[-1].removeprefix("\x1b[?25h") == "Finished"
+    run.directory.close()
+
+
 def test_nothing_is_shown_if_so_asked(tmp_path):
     run = Run(tmp_path / "run", "--run.progress", "none")
     with run.open() as recorder:

@@ -8,6 +8,7 @@ from relax_core.config.root import RelaxConfig
 from relax_core.loop.changes import refuse_changes
 from relax_core.loop.drive import drive, last_checkpoint, settings
 from relax_core.loop.interruption import Interruption
+from relax_core.loop.memory import memory_errors
 from relax_core.loop.rl import open_rl
 from relax_core.loop.session import Session, open_session
 from relax_core.loop.sft import open_sft
@@ -39,6 +40,7 @@ def run(
     open_loop = open_sft if config.algorithm.algorithm.loop == "sft" else open_rl
     with (
         Interruption() if interruption is None else nullcontext(interruption) as asked,
+        memory_errors(),
         open_session(config) as session,
         open_loop(config, session, recorder) as loop,
     ):

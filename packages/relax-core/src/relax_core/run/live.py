@@ -65,7 +65,10 @@ class LiveView:
     def close(self) -> None:
         """Leaves the last state on the terminal. Idempotent."""
         self._phase = None
-        self._live.stop()
+        if self._live.is_started:
+            self._live.stop()
+            if not self._console.is_terminal:
+                self._console.line()
 
     def _render(self) -> RenderableType:
         rows: list[RenderableType] = [self._head()]
