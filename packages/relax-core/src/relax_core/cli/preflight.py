@@ -18,9 +18,26 @@ def refuse_unready(config: RelaxConfig) -> None:
     Raises:
         ConfigError: with everything that is not there.
     """
-    problems = [*_device(config), *_models(config), *_data(config), *_reward(config), *_trackers()]
+    problems = [
+        *_processes(),
+        *_device(config),
+        *_models(config),
+        *_data(config),
+        *_reward(config),
+        *_trackers(),
+    ]
     if problems:
         raise ConfigError(problems)
+
+
+def _processes() -> Iterator[Problem]:
+    size = os.environ.get("WORLD_SIZE", "1") if "RANK" in os.environ else "1"
+    if size != "1":
+        yield Problem(
+            (),
+            "a run of several processes is not built yet: start relax-train without torchrun",
+            origin=f"WORLD_SIZE={size}",
+        )
 
 
 def _device(config: RelaxConfig) -> Iterator[Problem]:
