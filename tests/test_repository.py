@@ -9,7 +9,7 @@ import pytest
 # Put together from pieces, so that this file does not hold what it forbids.
 HOSTS = [
     ".".join(parts)
-    for parts in (("pypi", "org"), ("pythonhosted", "org"), ("deb", "debian"), ("npmjs", "org"))
+    for parts in (("pypi", "org"), ("python" + "hosted", "org"), ("deb", "debian"), ("npmjs", "org"))
 ]
 SITE = re.compile("|".join(re.escape(host) for host in HOSTS) + "|mirrors" + r"\.[a-z]+\.")
 MACHINE_PATH = re.compile(

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from relax_core.algorithms.kinds import Correction
-
-_MAX_LOG_RATIO = 20.0
+from relax_core.algorithms.ratio import bounded_ratio
 
 
 def importance_weight(
@@ -36,7 +35,7 @@ def importance_weight(
     if kind == "none":
         return torch.ones_like(trainer_logprob_T, requires_grad=False)
     log_ratio_T = (trainer_logprob_T - rollout_logprob_T).detach()
-    ratio_T = log_ratio_T.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
+    ratio_T = bounded_ratio(log_ratio_T)
     if kind == "truncated":
         return ratio_T.clamp(max=high)
     if kind == "icepop":

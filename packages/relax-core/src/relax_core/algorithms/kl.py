@@ -8,8 +8,8 @@ from typing import assert_never
 from torch import Tensor
 
 from relax_core.algorithms.kinds import KlEstimator
+from relax_core.algorithms.ratio import MAX_LOG_RATIO
 
-_MAX_LOG_RATIO = 20.0
 _LOW_VAR_BOUND = 10.0
 
 
@@ -41,7 +41,7 @@ def kl_estimate(kind: KlEstimator, logprob_T: Tensor, ref_logprob_T: Tensor) -> 
     if kind == "k2":
         return difference_T.square() / 2
     # expm1(-d) + d would lose every digit near d = 0 if written as exp(-d) - 1 + d.
-    k3_T = (-difference_T).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).expm1() + difference_T
+    k3_T = (-difference_T).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).expm1() + difference_T
     if kind == "k3":
         return k3_T
     if kind == "low_var":

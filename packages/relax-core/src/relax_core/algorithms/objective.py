@@ -13,8 +13,7 @@ from relax_core.algorithms.clipping import clipped_policy_loss
 from relax_core.algorithms.config import AlgorithmConfig
 from relax_core.algorithms.importance import importance_weight
 from relax_core.algorithms.kl import kl_estimate
-
-_MAX_LOG_RATIO = 20.0
+from relax_core.algorithms.ratio import bounded_ratio
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ def policy_objective(
         return torch.where(mask_T, value_T, value_T.new_zeros(()))
 
     logprob_T, old_logprob_T, advantage_T = inside(logprob_T), inside(old_logprob_T), inside(advantage_T)
-    ratio_T = (logprob_T - old_logprob_T).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
+    ratio_T = bounded_ratio(logprob_T - old_logprob_T)
     clipped = clipped_policy_loss(
         ratio_T, advantage_T, clip_low=cfg.clip_low, clip_high=cfg.clip_high, dual_clip=cfg.dual_clip
     )
@@ -132,7 +131,7 @@ def sft_objective(*, logprob_T: Tensor, mask_T: Tensor) -> Objective:
 
 
 def _outside_band(log_ratio_T: Tensor, low: float, high: float) -> Tensor:
-    ratio_T = log_ratio_T.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
+    ratio_T = bounded_ratio(log_ratio_T)
     return (ratio_T < low) | (ratio_T > high)
 
 

@@ -6,13 +6,12 @@ The model learns to do both, and prefers the mistake; reinforcement learning on 
 care that is in it already.
 """
 
-import hashlib
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
-from relax_core.data.arithmetic import ArithmeticTask, Problem, generate, wording
+from relax_core.data.arithmetic import ArithmeticTask, Problem, generate, hash_bits, wording
 from relax_core.data.arithmetic_tokenizer import arithmetic_vocabulary, write_arithmetic_tokenizer
 
 SEED = 0
@@ -96,8 +95,7 @@ def write_files(folder: Path) -> None:
 
 
 def _bits(problem: Problem, form: int) -> int:
-    text = f"homework {SEED} {problem.operator} {problem.left} {problem.right} {form}"
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+    return hash_bits(f"homework {SEED} {problem.operator} {problem.left} {problem.right} {form}")
 
 
 if __name__ == "__main__":

@@ -147,5 +147,9 @@ def _row(seed: int, problem: Problem, turn: int) -> dict[str, str]:
 
 
 def _bits(seed: int, purpose: str, problem: Problem) -> int:
-    text = f"{seed} {purpose} {problem.operator} {problem.left} {problem.right}"
+    return hash_bits(f"{seed} {purpose} {problem.operator} {problem.left} {problem.right}")
+
+
+def hash_bits(text: str) -> int:
+    """64 bits that follow from a text, the same on every machine: the first of its SHA-256."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
