@@ -8,6 +8,7 @@ from relax_kernels.errors import BackendUnavailable, InvalidInput, NoBackend
 from relax_kernels.explanation import explain
 from relax_kernels.ops.attention import attention
 from relax_kernels.ops.conv import causal_conv1d, causal_conv1d_step
+from relax_kernels.ops.delta_gates import delta_gates
 from relax_kernels.ops.delta_rule import gated_delta_rule, gated_delta_rule_step
 from relax_kernels.ops.experts import (
     Permutation,
@@ -20,7 +21,7 @@ from relax_kernels.ops.experts import (
 )
 from relax_kernels.ops.gates import output_gate, swiglu
 from relax_kernels.ops.logprob import LogProbs, linear_logprob
-from relax_kernels.ops.norms import gated_rms_norm, rms_norm
+from relax_kernels.ops.norms import add_rms_norm, gated_rms_norm, rms_norm
 from relax_kernels.ops.rotary import rotary, rotary_cos_sin
 from relax_kernels.registry import Explanation, backends, set_strict
 
@@ -37,10 +38,12 @@ __all__ = [
     "NoBackend",
     "Permutation",
     "Routing",
+    "add_rms_norm",
     "attention",
     "backends",
     "causal_conv1d",
     "causal_conv1d_step",
+    "delta_gates",
     "explain",
     "gated_delta_rule",
     "gated_delta_rule_step",

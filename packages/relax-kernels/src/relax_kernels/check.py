@@ -89,6 +89,13 @@ class Checker:
                 f"{of} = {base} ({self._origin[of]})"
             )
 
+    def same_shape(self, name: str, value: torch.Tensor, other: str, like: torch.Tensor) -> None:
+        """Require two tensors of any leading axes to have the same shape."""
+        if value.shape != like.shape:
+            raise self.fail(
+                f"{name} has shape {tuple(value.shape)}, {other} has {tuple(like.shape)}; they must be equal"
+            )
+
     def require(self, holds: bool, message: str) -> None:
         """Refuse with a message unless a condition holds."""
         if not holds:

@@ -8,16 +8,18 @@ from typing import Any
 
 from relax_kernels.contract import Call
 from relax_kernels.errors import InvalidInput
-from relax_kernels.ops import attention, conv, delta_rule, experts, gates, logprob, norms, rotary
+from relax_kernels.ops import attention, conv, delta_gates, delta_rule, experts, gates, logprob, norms, rotary
 from relax_kernels.registry import Explanation, explain_call
 
 CALLS: dict[str, Callable[..., Call]] = {
     "gated_delta_rule": delta_rule.delta_rule_call,
     "gated_delta_rule_step": delta_rule.delta_rule_step_call,
+    "delta_gates": delta_gates.delta_gates_call,
     "causal_conv1d": conv.causal_conv1d_call,
     "causal_conv1d_step": conv.causal_conv1d_step_call,
     "attention": attention.attention_call,
     "rms_norm": norms.rms_norm_call,
+    "add_rms_norm": norms.add_rms_norm_call,
     "gated_rms_norm": norms.gated_rms_norm_call,
     "rotary": rotary.rotary_call,
     "swiglu": gates.swiglu_call,

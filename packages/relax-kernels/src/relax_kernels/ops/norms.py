@@ -1,4 +1,4 @@
-"""Root-mean-square norms over the last axis, plain, zero-centred and gated.
+"""Root-mean-square norms over the last axis: plain, zero-centred, of a sum, and gated.
 
 D normalised features; "..." any leading axes.
 """
@@ -50,6 +50,53 @@ def rms_norm_call(x: torch.Tensor, weight_D: torch.Tensor, *, eps: float, zero_c
     return check.call([x, weight_D], {"eps": eps, "zero_centred": zero_centred})
 
 
+def add_rms_norm(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight_D: torch.Tensor,
+    *,
+    eps: float,
+    zero_centred: bool,
+    backend: str | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (rms_norm(x + residual), x + residual) in one pass over memory; differentiable in all three.
+
+    What stands between two blocks of a layer. The sum is rounded to x's dtype and the norm is that of the
+    rounded sum, so that the results are those of an addition and `rms_norm`.
+
+    Args:
+        x: [..., D], the output of a block.
+        residual: x's shape and dtype.
+        weight_D: any float dtype.
+        eps: added to the mean square.
+        zero_centred: whether the factor is 1 + weight.
+        backend: name of the backend to use; None lets the registry choose.
+
+    Returns:
+        The norm, for the next block, and the sum, its residual; both of x's shape and dtype.
+
+    Raises:
+        InvalidInput: shapes, dtypes or devices do not fit together.
+        NoBackend: no backend serves the call.
+    """
+    call = add_rms_norm_call(x, residual, weight_D, eps=eps, zero_centred=zero_centred)
+    normed, total = implementation(call, backend)(x, residual, weight_D, eps=eps, zero_centred=zero_centred)
+    return normed, total
+
+
+def add_rms_norm_call(
+    x: torch.Tensor, residual: torch.Tensor, weight_D: torch.Tensor, *, eps: float, zero_centred: bool
+) -> Call:
+    """Check the inputs of `add_rms_norm` and describe the call."""
+    check = Checker("add_rms_norm")
+    check.tensor("x", x, ("...", "D"))
+    check.tensor("residual", residual, ("...", "D"), same_dtype_as=x)
+    check.same_shape("residual", residual, "x", x)
+    check.tensor("weight_D", weight_D, "D")
+    check.require(eps >= 0, f"eps must not be negative, given {eps}")
+    return check.call([x, residual, weight_D], {"eps": eps, "zero_centred": zero_centred})
+
+
 def gated_rms_norm(
     x: torch.Tensor,
     gate: torch.Tensor,
@@ -84,10 +131,7 @@ def gated_rms_norm_call(x: torch.Tensor, gate: torch.Tensor, weight_D: torch.Ten
     check = Checker("gated_rms_norm")
     check.tensor("x", x, ("...", "D"))
     check.tensor("gate", gate, ("...", "D"), same_dtype_as=x)
-    check.require(
-        gate.shape == x.shape,
-        f"gate has shape {tuple(gate.shape)}, x has {tuple(x.shape)}; they must be equal",
-    )
+    check.same_shape("gate", gate, "x", x)
     check.tensor("weight_D", weight_D, "D")
     check.require(eps >= 0, f"eps must not be negative, given {eps}")
     return check.call([x, gate, weight_D], {"eps": eps})

@@ -16,6 +16,7 @@ from relax_kernels.torch_backend.delta_step import naive_gated_delta_rule as gat
 __all__ = [
     "attention",
     "causal_conv1d",
+    "delta_gates",
     "gated_delta_rule",
     "gated_rms_norm",
     "linear_logprob",
@@ -88,6 +89,14 @@ def rms_norm(x: torch.Tensor, weight_D: torch.Tensor, eps: float, zero_centred: 
 def gated_rms_norm(x: torch.Tensor, gate: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
     """Return the norm times silu of the gate."""
     return rms_norm(x, weight_D, eps, False) * gate / (1 + (-gate).exp())
+
+
+def delta_gates(
+    a_TU: torch.Tensor, b_TU: torch.Tensor, A_log_U: torch.Tensor, dt_bias_U: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return decay and step size; softplus(x) = log(e^0 + e^x)."""
+    x_TU = a_TU + dt_bias_U
+    return -A_log_U.exp() * torch.logaddexp(torch.zeros_like(x_TU), x_TU), 1 / (1 + (-b_TU).exp())
 
 
 def rotary(x_THD: torch.Tensor, cos_TR: torch.Tensor, sin_TR: torch.Tensor) -> torch.Tensor:

@@ -38,6 +38,9 @@ def cases() -> Iterator[Case]:
             named = f"{'.'.join(map(str, shape))}-{name}"
             yield Case("rms_norm", f"rms_norm-{named}", partial(_check_norm, shape, dtype, True))
             yield Case("rms_norm", f"rms_norm-plain-{named}", partial(_check_norm, shape, dtype, False))
+            run = partial(_check_norm_of_sum, shape, dtype)
+            yield Case("add_rms_norm", f"add_rms_norm-{named}", partial(run, True))
+            yield Case("add_rms_norm", f"add_rms_norm-plain-{named}", partial(run, False))
             yield Case("gated_rms_norm", f"gated_rms_norm-{named}", partial(_check_gated_norm, shape, dtype))
             yield Case("swiglu", f"swiglu-{named}", partial(_check_swiglu, shape, dtype))
             yield Case(
@@ -45,6 +48,9 @@ def cases() -> Iterator[Case]:
             )
         narrow = partial(_check_output_gate, (65, 128), (65, 1), dtype)
         yield Case("output_gate", f"output_gate-of-rows-{name}", narrow)
+        for tokens, heads, low, high in ((1, 1, -3.0, 3.0), (65, 32, -3.0, 3.0), (33, 4, -100.0, 100.0)):
+            run = partial(_check_delta_gates, tokens, heads, (low, high), dtype)
+            yield Case("delta_gates", f"delta_gates-{tokens}.{heads}-to-{high:g}-{name}", run)
         for heads, dim, rotated in ((2, 64, 16), (1, 64, 64), (3, 256, 64)):
             run = partial(_check_rotary, heads, dim, rotated, dtype)
             yield Case("rotary", f"rotary-{heads}.{dim}.{rotated}-{name}", run)
@@ -125,6 +131,40 @@ def _check_norm(shape: tuple[int, ...], dtype: torch.dtype, zero_centred: bool, 
         return (references.rms_norm(leaves[0], leaves[1], 1e-6, zero_centred),)
 
     _compare(target, dtype, (y,), (x, weight), reference, "y dx dweight")
+
+
+def _check_norm_of_sum(
+    shape: tuple[int, ...], dtype: torch.dtype, zero_centred: bool, target: Target
+) -> None:
+    x, residual = (target.normal(*shape, seed=seed, dtype=dtype) for seed in (1, 2))
+    weight = target.normal(shape[-1], seed=3, dtype=dtype)
+    outputs = target.run("add_rms_norm", x, residual, weight, eps=1e-6, zero_centred=zero_centred)
+    assert [y.dtype for y in outputs] == [dtype, dtype]
+    assert torch.equal(outputs[1], x + residual), "the sum is not that of torch"
+
+    def reference(*leaves: Any) -> Sequence[torch.Tensor]:
+        total = leaves[0] + leaves[1]
+        return references.rms_norm(total, leaves[2], 1e-6, zero_centred), total
+
+    _compare(target, dtype, outputs, (x, residual, weight), reference, "normed sum dx dresidual dweight")
+
+
+def _check_delta_gates(
+    tokens: int, heads: int, bounds: tuple[float, float], dtype: torch.dtype, target: Target
+) -> None:
+    low, high = bounds
+    # Slices of one projection, as the layer has them.
+    both = target.uniform(tokens, 2 * heads, low=low, high=high, seed=1, dtype=dtype)
+    a, b = both[:, :heads], both[:, heads:]
+    A_log = target.uniform(heads, low=-3.0, high=2.7, seed=2, dtype=_exact(dtype))
+    dt_bias = target.normal(heads, seed=3, dtype=_exact(dtype))
+    outputs = target.run("delta_gates", a, b, A_log, dt_bias)
+    assert [y.dtype for y in outputs] == [_exact(dtype), dtype]
+
+    def reference(*leaves: Any) -> Sequence[torch.Tensor]:
+        return references.delta_gates(leaves[0][:, :heads], leaves[0][:, heads:], *leaves[1:])
+
+    _compare(target, dtype, outputs, (both, A_log, dt_bias), reference, "g beta dprojection dA_log ddt_bias")
 
 
 def _check_gated_norm(shape: tuple[int, ...], dtype: torch.dtype, target: Target) -> None:

@@ -9,6 +9,7 @@ from relax_kernels.contract import Call
 from relax_kernels.torch_backend import (
     attention,
     conv,
+    delta_gates,
     delta_rule,
     delta_step,
     experts,
@@ -21,10 +22,12 @@ from relax_kernels.torch_backend import (
 IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
     "gated_delta_rule": delta_rule.gated_delta_rule,
     "gated_delta_rule_step": delta_step.gated_delta_rule_step,
+    "delta_gates": delta_gates.delta_gates,
     "causal_conv1d": conv.causal_conv1d,
     "causal_conv1d_step": conv.causal_conv1d_step,
     "attention": attention.attention,
     "rms_norm": norms.rms_norm,
+    "add_rms_norm": norms.add_rms_norm,
     "gated_rms_norm": norms.gated_rms_norm,
     "rotary": rotary.rotary,
     "swiglu": gates.swiglu,
