@@ -1,49 +1,116 @@
 """`PackedLayout`: the only place that knows padding, alignment and order of a packed micro-batch.
 
-Axes: T packed positions (padding included), N samples.
+Axes: T packed positions of the whole row (padding included), N samples.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
+from itertools import accumulate
+from typing import TypeVar
 
 import torch
 from relax_kernels import CuSeqlens
 from torch import Tensor
 
+from relax_core.packing.zigzag import zigzag_index
+
+Table = TypeVar("Table")
+
 
 class PackedLayout:
-    """How N samples lie back to back in one row of T positions, tail padding included.
+    """How N samples lie in one row of T positions, padding included, and which of them this rank holds.
 
     Computed once per micro-batch on the host and immutable. Model input, attention, delta net, labels,
-    masks and log-probs all read it; nobody derives a length again. Tail padding is one more segment of
+    masks and log-probs all read it; nobody derives a length again. Padding is a segment of its own in
     `cu_seqlens`, so that no operator mixes it with a sample.
+
+    Under context parallelism the row is the same on every rank, and each rank holds the part that `local`
+    takes: two of 2 * `context_size` equal chunks (`relax_core.packing.zigzag`). Everything else here speaks
+    of the whole row.
 
     Args:
         lengths: tokens of each sample, in packing order; each at least 1.
-        pad_to_multiple: T is the sum of `lengths` rounded up to a multiple of this.
+        pad_to_multiple: each rank's part of the row is a multiple of this (and even under context
+            parallelism); what that adds lies at the row's end.
+        context_size: ranks that share the row.
+        context_rank: which of them this one is.
+        row_length: None packs samples back to back. A number gives every sample as many positions, its
+            padding behind it ("bshd": equal rows of a batch). The numbers are the same, the cost is not.
+
+    Raises:
+        ValueError: an argument is out of range, or a sample is longer than `row_length`.
     """
 
-    def __init__(self, lengths: Sequence[int], *, pad_to_multiple: int = 1) -> None:
-        lengths = tuple(int(length) for length in lengths)
-        if not lengths:
-            raise ValueError("lengths is empty: a micro-batch needs at least one sample")
-        if min(lengths) < 1:
-            raise ValueError(
-                f"lengths[{lengths.index(min(lengths))}] is {min(lengths)}: a sample needs a token"
-            )
-        if pad_to_multiple < 1:
-            raise ValueError(f"pad_to_multiple is {pad_to_multiple}: it must be at least 1")
-        self.lengths = lengths
-        self.total = sum(lengths)
-        self.padded_total = -(-self.total // pad_to_multiple) * pad_to_multiple
-        padding = self.padded_total - self.total
-        self.cu_seqlens = CuSeqlens.from_lengths((*lengths, padding) if padding else lengths)
-        self._ahead: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        *,
+        pad_to_multiple: int = 1,
+        context_size: int = 1,
+        context_rank: int = 0,
+        row_length: int | None = None,
+    ) -> None:
+        self.lengths = tuple(int(length) for length in lengths)
+        self.context_size = context_size
+        self.context_rank = context_rank
+        self.row_length = row_length
+        self._check(pad_to_multiple)
+        self.total = sum(self.lengths)
+        spaces = self.lengths if row_length is None else (row_length,) * len(self.lengths)
+        *starts, end = accumulate(spaces, initial=0)
+        self.starts = tuple(starts)
+        if context_size > 1 and pad_to_multiple % 2:
+            pad_to_multiple *= 2
+        multiple = pad_to_multiple * context_size
+        self.padded_total = -(-end // multiple) * multiple
+        self.local_total = self.padded_total // context_size
+        owned = [
+            (owner, tokens)
+            for sample, (length, space) in enumerate(zip(self.lengths, spaces, strict=True))
+            for owner, tokens in ((sample, length), (-1, space - length))
+        ]
+        owned = [(owner, tokens) for owner, tokens in [*owned, (-1, self.padded_total - end)] if tokens]
+        self.cu_seqlens = CuSeqlens.from_lengths(tokens for _owner, tokens in owned)
+        self._owners = [owner for owner, _tokens in owned]
+        self._tables: dict[tuple[object, ...], object] = {}
 
     @classmethod
-    def build(cls, lengths: Sequence[int], *, pad_to_multiple: int = 1) -> "PackedLayout":
+    def build(
+        cls,
+        lengths: Sequence[int],
+        *,
+        pad_to_multiple: int = 1,
+        context_size: int = 1,
+        context_rank: int = 0,
+        row_length: int | None = None,
+    ) -> "PackedLayout":
         """The layout of samples of these `lengths`; see the class."""
-        return cls(lengths, pad_to_multiple=pad_to_multiple)
+        return cls(
+            lengths,
+            pad_to_multiple=pad_to_multiple,
+            context_size=context_size,
+            context_rank=context_rank,
+            row_length=row_length,
+        )
+
+    def _check(self, pad_to_multiple: int) -> None:
+        if not self.lengths:
+            raise ValueError("lengths is empty: a micro-batch needs at least one sample")
+        for i, length in enumerate(self.lengths):
+            if length < 1:
+                raise ValueError(f"lengths[{i}] is {length}: a sample needs a token")
+            if self.row_length is not None and length > self.row_length:
+                raise ValueError(
+                    f"lengths[{i}] is {length}, more than row_length {self.row_length}: give longer rows, or "
+                    "pack without row_length"
+                )
+        if pad_to_multiple < 1:
+            raise ValueError(f"pad_to_multiple is {pad_to_multiple}: it must be at least 1")
+        if not 0 <= self.context_rank < self.context_size:
+            raise ValueError(
+                f"context_rank {self.context_rank} does not exist among {self.context_size} ranks: give 0 to "
+                f"{self.context_size - 1}"
+            )
 
     @cached_property
     def position_ids_T(self) -> Tensor:
@@ -53,8 +120,28 @@ class PackedLayout:
     @cached_property
     def sample_ids_T(self) -> Tensor:
         """int64 [T] on the host: index of the sample that owns a position, -1 for padding."""
-        ids_T = self.cu_seqlens.segment_ids("cpu")
-        return ids_T.masked_fill(ids_T >= len(self.lengths), -1)
+        return torch.tensor(self._owners)[self.cu_seqlens.segment_ids("cpu")]
+
+    @cached_property
+    def local_index_T(self) -> Tensor:
+        """int64 on the host: the row positions that this rank holds, in its order; all of them if alone."""
+        return zigzag_index(self.padded_total, self.context_size, self.context_rank)
+
+    def local(self, x_T: Tensor) -> Tensor:
+        """This rank's part of a whole row [T, ...], on its device; the row itself if the rank is alone."""
+        if self.context_size == 1:
+            return x_T
+        index_T = self.table(("local", x_T.device), lambda: self.local_index_T.to(x_T.device))
+        return x_T[index_T]
+
+    def table(self, key: tuple[object, ...], build: Callable[[], Table]) -> Table:
+        """What `build` made for this key the first time: for index tables of layers, per device.
+
+        The key names the table and everything it depends on besides this layout.
+        """
+        if key not in self._tables:
+            self._tables[key] = build()
+        return self._tables[key]  # type: ignore[return-value]
 
     def ahead(self, distance: int, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
         """Where the token `distance` places ahead in the same sample lies.
@@ -63,13 +150,14 @@ class PackedLayout:
             (index_T int64, valid_T bool) on `device`, computed once per distance and device. Where the
             sample ends before that place, or at padding, valid is False and the index is 0.
         """
-        key = (distance, torch.device(device))
-        if key not in self._ahead:
+
+        def build() -> tuple[Tensor, Tensor]:
             lengths_T = torch.tensor(self.cu_seqlens.lengths)[self.cu_seqlens.segment_ids("cpu")]
             valid_T = (self.position_ids_T + distance < lengths_T) & (self.sample_ids_T >= 0)
             index_T = (torch.arange(self.padded_total) + distance).where(valid_T, torch.tensor(0))
-            self._ahead[key] = (index_T.to(device), valid_T.to(device))
-        return self._ahead[key]
+            return index_T.to(device), valid_T.to(device)
+
+        return self.table(("ahead", distance, torch.device(device)), build)
 
     def pack(
         self, values: Sequence[Tensor | Sequence[float]], *, dtype: torch.dtype, fill: float = 0
@@ -88,12 +176,29 @@ class PackedLayout:
                 f"values do not fit the layout from sample {wrong}: got {given}, expected {self.lengths}"
             )
         packed_T = torch.full((self.padded_total,), fill, dtype=dtype)
-        torch.cat([torch.as_tensor(value, dtype=dtype) for value in values], out=packed_T[: self.total])
+        joined = torch.cat([torch.as_tensor(value, dtype=dtype) for value in values])
+        if self.row_length is None:
+            packed_T[: self.total] = joined
+        else:
+            packed_T[self.sample_ids_T >= 0] = joined
         return packed_T
 
     def unpack(self, x_T: Tensor) -> list[Tensor]:
         """The samples' own stretches of `x_T` ([T, ...]), in packing order, without padding (views)."""
-        return list(torch.split(x_T[: self.total], list(self.lengths)))
+        if self.row_length is None:
+            return list(torch.split(x_T[: self.total], list(self.lengths)))
+        return [x_T[s : s + n] for s, n in zip(self.starts, self.lengths, strict=True)]
+
+    def rows(self, x_T: Tensor) -> Tensor:
+        """`x_T` ([T, ...]) as equal rows [N, row_length, ...] (a view).
+
+        Raises:
+            ValueError: the layout packs samples back to back.
+        """
+        if self.row_length is None:
+            raise ValueError("samples lie back to back: build the layout with row_length for equal rows")
+        samples = len(self.lengths)
+        return x_T[: samples * self.row_length].view(samples, self.row_length, *x_T.shape[1:])
 
     def shift(self, x_T: Tensor, distance: int, *, fill: float = 0) -> Tensor:
         """`x_T` moved so that position t holds the value of the token `distance` places ahead.
