@@ -53,7 +53,7 @@ def test_ranks_share_the_row_and_the_causal_work_equally(size, lengths, multiple
         for rank in range(size)
     ]
     whole = parts[0]
-    assert whole.local_total % multiple == 0
+    assert whole.padded_total % multiple == 0
     assert whole.local_total * size == whole.padded_total < whole.total + 2 * multiple * size
     row_T = torch.arange(whole.padded_total)
     held = [part.local(row_T) for part in parts]

@@ -6,6 +6,7 @@ Axes: T packed positions of the whole row (padding included), N samples.
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import accumulate
+from math import lcm
 from typing import TypeVar
 
 import torch
@@ -30,8 +31,8 @@ class PackedLayout:
 
     Args:
         lengths: tokens of each sample, in packing order; each at least 1.
-        pad_to_multiple: each rank's part of the row is a multiple of this (and even under context
-            parallelism); what that adds lies at the row's end.
+        pad_to_multiple: T is a multiple of this, and of 2 * `context_size` if that is above 1; what that adds
+            lies at the row's end.
         context_size: ranks that share the row.
         context_rank: which of them this one is.
         row_length: None packs samples back to back. A number gives every sample as many positions, its
@@ -59,9 +60,7 @@ class PackedLayout:
         spaces = self.lengths if row_length is None else (row_length,) * len(self.lengths)
         *starts, end = accumulate(spaces, initial=0)
         self.starts = tuple(starts)
-        if context_size > 1 and pad_to_multiple % 2:
-            pad_to_multiple *= 2
-        multiple = pad_to_multiple * context_size
+        multiple = lcm(pad_to_multiple, 2 * context_size if context_size > 1 else 1)
         self.padded_total = -(-end // multiple) * multiple
         self.local_total = self.padded_total // context_size
         owned = [
