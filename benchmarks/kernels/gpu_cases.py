@@ -5,14 +5,17 @@ T tokens, H key heads, U value heads, K and V their dims, C channels, D hidden, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import relax_kernels as rk
 import torch
 
 BF16 = torch.bfloat16
+Peer = Callable[..., torch.Tensor]
+"""Takes the inputs by position, returns the first result."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,10 @@ class Case:
     both_flops: float = 0.0
     allowed: float = 2e-2
     """Largest difference from the float32 reference, as a fraction of its largest value."""
+    backward: bool = True
+    """Whether the operator has a backward pass."""
+    peers: Mapping[str, Peer] = field(default_factory=dict)
+    """What a user would run instead, by name; may raise ImportError where it is not installed."""
 
     def run(self, backend: str, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         """Call the operator; return the tensors of its result."""
@@ -64,7 +71,29 @@ def delta_rule(lengths: tuple[int, ...], H: int = 16, U: int = 32, K: int = 128,
         both_bytes=2 * keys + 2 * values + 4 * keys + 3 * values,
         forward_flops=forward,
         both_flops=3 * forward,
+        peers={"fla": partial(_fla_delta_rule, lengths)},
     )
+
+
+def _fla_delta_rule(lengths: tuple[int, ...], *inputs: torch.Tensor) -> torch.Tensor:
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+
+    ends = torch.tensor((0, *lengths), device="cuda").cumsum(0)
+    q, k, v, g, beta = (x.unsqueeze(0) for x in inputs)
+    o, _ = chunk_gated_delta_rule(q, k, v, g, beta, use_qk_l2norm_in_kernel=True, cu_seqlens=ends)
+    return o.squeeze(0)
+
+
+def _fla_conv(ends: tuple[int, ...], x_TC: torch.Tensor, weight_CW: torch.Tensor) -> torch.Tensor:
+    from fla.modules.causal_conv1d import causal_conv1d
+
+    cu_seqlens = torch.tensor(ends, device="cuda")
+    y, _ = causal_conv1d(x_TC.unsqueeze(0), weight_CW, activation="silu", cu_seqlens=cu_seqlens)
+    return y.squeeze(0)
+
+
+def _torch_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.rms_norm(x, weight.shape, 1 + weight, 1e-6)
 
 
 def _short(lengths: tuple[int, ...]) -> tuple[int, int]:
@@ -105,22 +134,33 @@ def small(T: int) -> Iterator[Case]:
     """Operators bounded by memory. Bytes per element of x: 2 to read it, 2 to write the result."""
 
     def case(
-        name: str, op: str, shapes: tuple[tuple[int, ...], ...], forward: float, both: float, **options: Any
-    ):
+        name: str,
+        op: str,
+        shapes: tuple[tuple[int, ...], ...],
+        forward: float,
+        both: float,
+        peers: Mapping[str, Peer] | None = None,
+        **options: Any,
+    ) -> Case:
         def inputs() -> tuple[torch.Tensor, ...]:
             return tuple(normal(*shape, seed=seed) for seed, shape in enumerate(shapes))
 
-        return Case(name, op, inputs, options, 2 * forward, 2 * both)
+        return Case(name, op, inputs, options, 2 * forward, 2 * both, peers=peers or {})
 
     hidden = T * 4096
+    norm = ((T, 4096), (4096,))
+    torch_norm = {"torch": _torch_norm}
     yield case(
-        "rms_norm 4096", "rms_norm", ((T, 4096), (4096,)), 2 * hidden, 5 * hidden, eps=1e-6, zero_centred=True
+        "rms_norm 4096", "rms_norm", norm, 2 * hidden, 5 * hidden, torch_norm, eps=1e-6, zero_centred=True
     )
     heads = ((T, 32, 128), (T, 32, 128), (128,))
     yield case("gated_rms_norm 32 x 128", "gated_rms_norm", heads, 3 * hidden, 8 * hidden, eps=1e-6)
     channels = ((T, 8192), (8192, 4))
     cu = rk.CuSeqlens.from_lengths((T // 2, T // 4, T // 4 - 1, 1))
-    yield case("causal_conv1d 8192 x 4", "causal_conv1d", channels, 4 * hidden, 10 * hidden, cu_seqlens=cu)
+    fla = {"fla": partial(_fla_conv, cu.host)}
+    yield case(
+        "causal_conv1d 8192 x 4", "causal_conv1d", channels, 4 * hidden, 10 * hidden, fla, cu_seqlens=cu
+    )
     yield case("swiglu 12288", "swiglu", ((T, 24576),), 9 * hidden, 24 * hidden)
     gates = ((T, 16, 256), (T, 16, 256))
     yield case("output_gate 16 x 256", "output_gate", gates, 3 * hidden, 8 * hidden)
@@ -139,6 +179,76 @@ def rotary(T: int, H: int, D: int, R: int) -> Case:
     )
 
 
+def experts(T: int, E: int, K: int, D: int, F: int) -> Iterator[Case]:
+    """A layer of experts: the router's choice, rows out and back, and both products."""
+    P = T * K
+
+    def logits() -> torch.Tensor:
+        return normal(T, E, seed=1, dtype=torch.float32)
+
+    def permutation() -> rk.Permutation:
+        return rk.sort_by_expert(rk.router_topk(logits(), top_k=K).expert_TK, experts=E)
+
+    named = f"{E} experts top-{K}, {T} tokens"
+    yield Case(
+        f"router_topk {named}", "router_topk", lambda: (logits(),), {"top_k": K}, 4 * T * E, 12 * T * E
+    )
+    moved = 2.0 * (T + P) * D
+    yield Case(
+        f"permute_tokens {named} x {D}",
+        "permute_tokens",
+        lambda: (normal(T, D, seed=2), permutation()),
+        {},
+        moved,
+        2 * moved,
+    )
+    yield Case(
+        f"unpermute_tokens {named} x {D}",
+        "unpermute_tokens",
+        lambda: (normal(P, D, seed=2), permutation(), rk.router_topk(logits(), top_k=K).weight_TK.detach()),
+        {},
+        moved,
+        2 * moved + 2.0 * P * D,
+    )
+    for inner, outer in ((D, 2 * F), (F, D)):
+        product = 2.0 * P * inner * outer
+        yield Case(
+            f"grouped_matmul {named}, {inner} -> {outer}",
+            "grouped_matmul",
+            lambda inner=inner, outer=outer: (
+                normal(P, inner, seed=1),
+                normal(E, outer, inner, seed=2, size=inner**-0.5),
+                permutation().count_E,
+            ),
+            forward_flops=product,
+            both_flops=3 * product,
+        )
+
+
+def decoding(N: int) -> Iterator[Case]:
+    """One token of each of N sequences."""
+    states = 2 * 4.0 * N * 32 * 128 * 128
+    yield Case(
+        f"gated_delta_rule_step {N} sequences, heads 16/32 dim 128",
+        "gated_delta_rule_step",
+        lambda: (
+            *(normal(N, heads, 128, seed=heads) for heads in (16, 16, 32)),
+            -torch.rand(N, 32, device="cuda"),
+            torch.rand(N, 32, device="cuda"),
+            normal(N, 32, 128, 128, seed=4, dtype=torch.float32),
+        ),
+        forward_bytes=states,
+        backward=False,
+    )
+    yield Case(
+        f"causal_conv1d_step {N} sequences, 8192 x 4",
+        "causal_conv1d_step",
+        lambda: (normal(N, 8192, seed=1), normal(N, 8192, 3, seed=2), normal(8192, 4, seed=3)),
+        forward_bytes=2.0 * N * 8192 * 8,
+        backward=False,
+    )
+
+
 def cases() -> Iterator[Case]:
     yield delta_rule((4096,) * 8)
     yield delta_rule((32768,))
@@ -148,3 +258,5 @@ def cases() -> Iterator[Case]:
     yield rotary(32768, 16, 256, 64)
     yield attention((4096,) * 8, 16, 4, 256)
     yield logprob(8192, 4096, 248320)
+    yield from experts(16384, 256, 8, 2048, 512)
+    yield from decoding(256)

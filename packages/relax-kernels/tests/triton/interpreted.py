@@ -13,15 +13,16 @@ from functools import partial
 from typing import Any
 
 import torch
-from relax_kernels import CuSeqlens
+from relax_kernels import CuSeqlens, sort_by_expert
 from relax_kernels.testing import Target, assert_near, grads_of
 from relax_kernels.torch_backend import backend as torch_backend
-from relax_kernels.triton_backend import conv, logprob, norms
+from relax_kernels.triton_backend import conv, experts, logprob, norms
 from relax_kernels.triton_backend.backend import TritonBackend
 from triton.runtime import interpreter
 
 TARGET = Target("torch", "cpu")
 LENGTHS = CuSeqlens.from_lengths((65, 0, 3, 30))
+EXPERTS = sort_by_expert(torch.randint(0, 5, (98, 2), generator=torch.Generator().manual_seed(1)), experts=5)
 
 
 def accept_arrays_of_one() -> None:
@@ -48,6 +49,7 @@ def calls() -> dict[str, tuple[tuple[torch.Tensor | None, ...], dict[str, Any]]]
     head = {"temperature": 0.7, "with_entropy": True, "chunk_tokens": None, "process_group": None}
     target_T = torch.arange(13) * 70 - 1
     turn = normal(T, 8, seed=1).detach()
+    steps = [x[:3] for x in (*heads, g, beta)]
     return {
         "gated_delta_rule": (
             (*heads, g, beta),
@@ -66,6 +68,17 @@ def calls() -> dict[str, tuple[tuple[torch.Tensor | None, ...], dict[str, Any]]]
             (normal(13, 16, seed=1), normal(1000, 16, seed=2), target_T),
             {**head, "reduce_hidden_grad": True},
         ),
+        "router_topk": ((normal(9, 20, seed=1),), {"top_k": 3, "normalise": True}),
+        "permute_tokens": ((normal(T, 40, seed=1), EXPERTS), {}),
+        "unpermute_tokens": ((normal(2 * T, 40, seed=1), EXPERTS, normal(T, 2, seed=2)), {}),
+        "gated_delta_rule_step": (
+            (*(x.detach() for x in steps), normal(3, 4, 32, 16, seed=9).detach()),
+            {"qk_l2norm": True, "scale": 0.2},
+        ),
+        "causal_conv1d_step": (
+            tuple(normal(*shape, seed=1).detach() for shape in ((3, 300), (3, 300, 3), (300, 4), (300,))),
+            {"activation": "silu"},
+        ),
     }
 
 
@@ -73,8 +86,11 @@ def results(function: Callable[..., Any], tensors: Any, options: dict[str, Any])
     result = function(*tensors, **options)
     outputs = result if isinstance(result, tuple) else (result,)
     extra = [x for x in options.values() if isinstance(x, torch.Tensor)]
-    wanted = [x for x in (*tensors, *extra) if x is not None and x.requires_grad]
-    return [*outputs, *grads_of(outputs, wanted)]
+    wanted = [x for x in (*tensors, *extra) if isinstance(x, torch.Tensor) and x.requires_grad]
+    if not wanted:
+        return list(outputs)
+    smooth = [x for x in outputs if x is not None and x.requires_grad]
+    return [*outputs, *grads_of(smooth, wanted)]
 
 
 def main() -> None:
@@ -84,6 +100,7 @@ def main() -> None:
     logprob.STEP, logprob.MIN_SLICE = 64, 256
     logprob.LOGITS_AT_ONCE = 13 * 256
     norms.TILE = 128
+    experts.TILE = 16
     for op, (tensors, options) in calls().items():
         expected = results(torch_backend.IMPLEMENTATIONS[op], tensors, options)
         actual = results(TritonBackend().implementation(op), tensors, options)

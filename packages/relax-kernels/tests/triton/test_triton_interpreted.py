@@ -16,6 +16,11 @@ OPERATORS = (
     "output_gate",
     "rotary",
     "linear_logprob",
+    "router_topk",
+    "permute_tokens",
+    "unpermute_tokens",
+    "gated_delta_rule_step",
+    "causal_conv1d_step",
 )
 
 

@@ -27,6 +27,12 @@ OPERATORS = {
     "swiglu": ("gates", "triton kernel"),
     "output_gate": ("gates", "triton kernel"),
     "linear_logprob": ("logprob", "BLAS products and triton kernels, slices of the vocabulary"),
+    "router_topk": ("router", "triton kernel"),
+    "permute_tokens": ("experts", "torch's index_select; triton kernel backward"),
+    "unpermute_tokens": ("experts", "triton kernel"),
+    "grouped_matmul": ("experts", "torch's grouped matrix product"),
+    "gated_delta_rule_step": ("decode", "triton kernel"),
+    "causal_conv1d_step": ("decode", "triton kernel"),
 }
 """Operator to (file with the function of the same name, what runs)."""
 _HALF = (torch.bfloat16, torch.float16)
@@ -112,6 +118,35 @@ def _logprob(call: Call) -> str | None:
     return None
 
 
+def _router(call: Call) -> str | None:
+    sizes = call.sizes
+    if sizes["E"] > 1024 or sizes["K"] > 16:
+        return f"chooses at most 16 of 1024 experts, given {sizes['K']} of {sizes['E']}"
+    return None
+
+
+def _grouped(call: Call) -> str | None:
+    sizes = call.sizes
+    if call.dtype != torch.bfloat16:
+        return f"torch's grouped product takes bfloat16, given {call.dtype}"
+    if sizes["D"] % 8 or sizes["F"] % 8:
+        return f"torch's grouped product wants features in eights, given {sizes['D']} and {sizes['F']}"
+    if not (sizes["P"] and sizes["E"]):
+        return "torch's grouped product wants at least one row and one expert"
+    return None
+
+
+def _delta_step(call: Call) -> str | None:
+    sizes = call.sizes
+    if call.needs_grad:
+        return "has no backward pass of a decode step"
+    return None if sizes["K"] <= 256 else f"has key dims up to 256, given {sizes['K']}"
+
+
+def _conv_step(call: Call) -> str | None:
+    return "has no backward pass of a decode step" if call.needs_grad else _conv(call)
+
+
 _REFUSALS: dict[str, Callable[[Call], str | None]] = {
     "gated_delta_rule": _delta_rule,
     "attention": _attention,
@@ -120,4 +155,8 @@ _REFUSALS: dict[str, Callable[[Call], str | None]] = {
     "gated_rms_norm": _norm,
     "rotary": _rotary,
     "linear_logprob": _logprob,
+    "router_topk": _router,
+    "grouped_matmul": _grouped,
+    "gated_delta_rule_step": _delta_step,
+    "causal_conv1d_step": _conv_step,
 }
