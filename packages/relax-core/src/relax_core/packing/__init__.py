@@ -1,6 +1,6 @@
 """Packing: how samples of different lengths share one row, and which samples share one micro-batch."""
 
 from relax_core.packing.layout import PackedLayout
-from relax_core.packing.schedule import plan_micro_batches
+from relax_core.packing.schedule import SampleCost, plan_micro_batches
 
-__all__ = ["PackedLayout", "plan_micro_batches"]
+__all__ = ["PackedLayout", "SampleCost", "plan_micro_batches"]

@@ -117,7 +117,8 @@ class Trainer:
         )
 
     def _plan(self, samples: Sequence[Sample]) -> list[list[int]]:
-        return plan_micro_batches([len(s.tokens_L) for s in samples], self.config.micro_batch_tokens)
+        (plan,) = plan_micro_batches([len(s.tokens_L) for s in samples], self.config.micro_batch_tokens)
+        return plan
 
     def _draft_depths(self) -> range:
         return range(self.model.mtp_depths if self.mtp.loss_coefficient > 0 else 0)
