@@ -4,7 +4,7 @@ Axes: T tokens, 1 (Megatron's batch axis), D hidden, G key/value heads of this r
 key/value head, H = G * M query heads, E features of a head, P = (2 M + 2) E fused features of a group.
 """
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
@@ -12,9 +12,10 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
-from relax_kernels import attention, output_gate, rotary
+from relax_kernels import output_gate, rotary
 
 from relax_core.model.config import Qwen35Config
+from relax_core.model.context import context_attention, context_choice
 from relax_core.model.norm import RMSNorm
 from relax_core.model.packed import require_packed
 from relax_core.model.recompute import run
@@ -48,7 +49,8 @@ class GatedAttention(MegatronModule):  # type: ignore[misc]
     ) -> None:
         super().__init__(config)
         self.layer_number = layer_number
-        self.tp_group = pg_collection.tp
+        self.tp_group, self.cp_group = pg_collection.tp, pg_collection.cp
+        self.context_way = context_choice(config).attention.way
         ranks = self.tp_group.size()
         if model.kv_heads % ranks:
             raise ValueError(
@@ -88,7 +90,7 @@ class GatedAttention(MegatronModule):  # type: ignore[misc]
         **_: Any,
     ) -> tuple[torch.Tensor, None]:
         """[T, 1, D] -> ([T, 1, D], no bias); each sample sees itself alone, causally."""
-        segments, cos_TR, sin_TR = require_packed(packed_seq_params)
+        layout, cos_TR, sin_TR = require_packed(packed_seq_params)
         fused_T1P, _bias = self.linear_qkv(hidden_T1D)
 
         def core(fused_T1P: torch.Tensor) -> torch.Tensor:
@@ -100,7 +102,7 @@ class GatedAttention(MegatronModule):  # type: ignore[misc]
             q_THE = self.q_layernorm(q_TGP.reshape(tokens, -1, width))
             k_TGE = self.k_layernorm(k_TGE)
             q_THE, k_TGE = rotary(q_THE, cos_TR, sin_TR), rotary(k_TGE, cos_TR, sin_TR)
-            o_THE = cast(torch.Tensor, attention(q_THE, k_TGE, v_TGE, cu_seqlens_q=segments))
+            o_THE = context_attention(q_THE, k_TGE, v_TGE, layout, way=self.context_way, group=self.cp_group)
             gated_THE = output_gate(o_THE, gate_TGP.reshape(tokens, -1, width))
             return gated_THE.view(tokens, 1, -1)
 

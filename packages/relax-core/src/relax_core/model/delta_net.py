@@ -7,7 +7,6 @@ value dim, C = 2 H K + U V convolved channels, W taps.
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
@@ -18,13 +17,14 @@ from megatron.core.transformer.utils import (
     ensure_metadata_has_dp_cp_group,
     make_sharded_tensors_for_checkpoint,
 )
-from relax_kernels import CuSeqlens, causal_conv1d, gated_delta_rule
 
 from relax_core.model.config import Qwen35Config
+from relax_core.model.context import DeltaHeads, context_choice, context_delta
 from relax_core.model.norm import GatedNorm, at_least_float32
 from relax_core.model.packed import require_packed
 from relax_core.model.recompute import run
 from relax_core.model.sharding import split_rows
+from relax_core.packing import PackedLayout
 
 
 class GatedDeltaNet(MegatronModule):  # type: ignore[misc]
@@ -56,7 +56,8 @@ class GatedDeltaNet(MegatronModule):  # type: ignore[misc]
     ) -> None:
         super().__init__(config)
         self.layer_number = layer_number
-        self.tp_group = pg_collection.tp
+        self.tp_group, self.cp_group = pg_collection.tp, pg_collection.cp
+        self.context_way = context_choice(config).delta.way
         ranks = self.tp_group.size()
         if model.delta_key_heads % ranks:
             raise ValueError(
@@ -112,32 +113,25 @@ class GatedDeltaNet(MegatronModule):  # type: ignore[misc]
         **_: Any,
     ) -> tuple[torch.Tensor, None]:
         """[T, 1, D] -> ([T, 1, D], no bias); state and convolution start afresh in each sample."""
-        segments, _cos, _sin = require_packed(packed_seq_params)
+        layout, _cos, _sin = require_packed(packed_seq_params)
         fused_T1P, _bias = self.in_proj(hidden_T1D)
 
         def core(fused_T1P: torch.Tensor) -> torch.Tensor:
-            return self._mix(fused_T1P.squeeze(1), segments)
+            return self._mix(fused_T1P.squeeze(1), layout)
 
         mixed_T1P = run(self, "core_attn", core, fused_T1P)
         out_T1D, _bias = self.out_proj(mixed_T1P)
         return out_T1D, None
 
-    def _mix(self, fused_TP: torch.Tensor, segments: CuSeqlens) -> torch.Tensor:
+    def _mix(self, fused_TP: torch.Tensor, layout: PackedLayout) -> torch.Tensor:
         """Everything between the two projections: fused [T, P] -> [T, 1, U V]."""
         tokens = fused_TP.shape[0]
         conv, (values, heads) = sum(self.conv_parts.values()), (self.conv_parts["v"], self.value_shape[0])
         qkv_TC, z_TP, b_TU, a_TU = torch.split(fused_TP, [conv, values, heads, heads], dim=-1)
-        qkv_TC, _state = causal_conv1d(qkv_TC, self.conv1d.weight.squeeze(1), cu_seqlens=segments)
-        q_TP, k_TP, v_TP = torch.split(qkv_TC, list(self.conv_parts.values()), dim=-1)
-        g_TU = -self.A_log.exp() * F.softplus(a_TU.to(self.A_log.dtype) + self.dt_bias)
-        o_TUV, _state = gated_delta_rule(
-            q_TP.view(tokens, *self.key_shape),
-            k_TP.view(tokens, *self.key_shape),
-            v_TP.view(tokens, *self.value_shape),
-            g_TU,
-            b_TU.sigmoid(),
-            cu_seqlens=segments,
+        own = DeltaHeads(
+            *self.key_shape, *self.value_shape, self.conv1d.weight.squeeze(1), self.A_log, self.dt_bias
         )
+        o_TUV = context_delta(qkv_TC, b_TU, a_TU, own, layout, way=self.context_way, group=self.cp_group)
         z_TUV = z_TP.reshape(tokens, *self.value_shape)
         return cast(torch.Tensor, self.out_norm(o_TUV, z_TUV)).view(tokens, 1, -1)
 

@@ -10,6 +10,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from relax_core.device import ParallelConfig
 from relax_core.model.config import Qwen35Config
+from relax_core.model.context import choose_context
 
 Recompute = Literal["none", "selective", "full"]
 # Norms, the feed-forward's activation and the token mixers' cores are computed again; the large matrix
@@ -33,6 +34,9 @@ def megatron_config(
         dtype: of weights and activations, float32, bfloat16 or float64 (tests).
         recompute: see `build_model`.
         random_weights: whether weights are drawn; False leaves them unset for a checkpoint to fill.
+
+    Raises:
+        ValueError: the heads do not allow the way of context parallelism that was asked for.
     """
     options: dict[str, Any] = {}
     if recompute == "full":
@@ -44,7 +48,7 @@ def megatron_config(
     elif recompute == "selective":
         options = {"recompute_granularity": "selective", "recompute_modules": list(_SELECTIVE)}
     init = _normal(model.init_std) if random_weights else _leave
-    return TransformerConfig(
+    config = TransformerConfig(
         num_layers=model.num_layers,
         mtp_num_layers=model.mtp_layers or None,
         hidden_size=model.hidden_size,
@@ -76,6 +80,8 @@ def megatron_config(
         hetereogenous_dist_checkpoint=True,
         **options,
     )
+    choose_context(config, model, parallel)
+    return config
 
 
 def _normal(std: float) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -1,6 +1,6 @@
 """What every layer needs to know of the packed micro-batch, handed through Megatron's block unchanged.
 
-Axes: T packed positions, R rotated features of a head.
+Axes: T packed positions of this rank, R rotated features of a head.
 """
 
 from dataclasses import dataclass
@@ -8,19 +8,19 @@ from typing import cast
 
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
-from relax_kernels import CuSeqlens, rotary_cos_sin
+from relax_kernels import rotary_cos_sin
 
 from relax_core.packing import PackedLayout
 
 
 @dataclass
 class PackedContext(PackedSeqParams):  # type: ignore[misc]
-    """Segments and rotary angles of one micro-batch.
+    """Layout and rotary angles of one micro-batch.
 
     A `PackedSeqParams` so that Megatron's `TransformerBlock` passes it on, also when it recomputes a layer.
     """
 
-    segments: CuSeqlens | None = None
+    layout: PackedLayout | None = None
     cos_TR: torch.Tensor | None = None
     sin_TR: torch.Tensor | None = None
 
@@ -28,14 +28,14 @@ class PackedContext(PackedSeqParams):  # type: ignore[misc]
     def build(
         cls, layout: PackedLayout, *, device: torch.device, rotary_dim: int, rope_base: float
     ) -> "PackedContext":
-        """The context of `layout`; the angles are float32 [T, rotary_dim] on `device`."""
-        positions_T = layout.position_ids_T.to(device)
+        """The context of `layout`; the angles of this rank's part are float32 [T, rotary_dim] on `device`."""
+        positions_T = layout.local(layout.position_ids_T).to(device)
         cos_TR, sin_TR = rotary_cos_sin(positions_T, dim=rotary_dim, base=rope_base)
-        return cls(qkv_format="thd", segments=layout.cu_seqlens, cos_TR=cos_TR, sin_TR=sin_TR)
+        return cls(qkv_format="thd", layout=layout, cos_TR=cos_TR, sin_TR=sin_TR)
 
 
-def require_packed(params: PackedSeqParams | None) -> tuple[CuSeqlens, torch.Tensor, torch.Tensor]:
-    """(segments, cos_TR, sin_TR) of a layer's `packed_seq_params`.
+def require_packed(params: PackedSeqParams | None) -> tuple[PackedLayout, torch.Tensor, torch.Tensor]:
+    """(layout, cos_TR, sin_TR) of a layer's `packed_seq_params`.
 
     Raises:
         TypeError: the layer was called without a `PackedContext`.
@@ -43,7 +43,7 @@ def require_packed(params: PackedSeqParams | None) -> tuple[CuSeqlens, torch.Ten
     if not isinstance(params, PackedContext):
         raise TypeError(f"packed_seq_params must be a PackedContext, not {type(params).__name__}")
     return (
-        cast(CuSeqlens, params.segments),
+        cast(PackedLayout, params.layout),
         cast(torch.Tensor, params.cos_TR),
         cast(torch.Tensor, params.sin_TR),
     )

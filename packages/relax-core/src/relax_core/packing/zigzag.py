@@ -21,8 +21,8 @@ def zigzag_chunks(size: int, rank: int) -> tuple[int, int]:
     return rank, 2 * size - 1 - rank
 
 
-def zigzag_index(total: int, size: int, rank: int) -> Tensor:
-    """int64 [T / R]: the row positions that `rank` holds, in the order in which it holds them.
+def zigzag_ranges(total: int, size: int, rank: int) -> list[tuple[int, int]]:
+    """The row positions of `rank` as ascending ranges (start, stop).
 
     Args:
         total: T, a multiple of 2 * `size` (any T for a single rank).
@@ -30,11 +30,20 @@ def zigzag_index(total: int, size: int, rank: int) -> Tensor:
         rank: which rank.
     """
     if size == 1:
-        return torch.arange(total)
+        return [(0, total)]
     chunk = total // (2 * size)
-    return torch.cat(
-        [torch.arange(i * chunk, (i + 1) * chunk, dtype=torch.int64) for i in zigzag_chunks(size, rank)]
-    )
+    return [(i * chunk, (i + 1) * chunk) for i in zigzag_chunks(size, rank)]
+
+
+def contiguous_range(total: int, size: int, rank: int) -> tuple[int, int]:
+    """The row positions (start, stop) of `rank` in the contiguous order."""
+    part = total // size
+    return rank * part, (rank + 1) * part
+
+
+def zigzag_index(total: int, size: int, rank: int) -> Tensor:
+    """int64 [T / R]: the row positions that `rank` holds, in the order in which it holds them."""
+    return torch.cat([torch.arange(start, stop) for start, stop in zigzag_ranges(total, size, rank)])
 
 
 def zigzag_order(total: int, size: int) -> Tensor:

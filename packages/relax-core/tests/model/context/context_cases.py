@@ -1,0 +1,125 @@
+"""One rank of four: runs attention and delta net on 1, 2 and 4 context-parallel ranks, and saves what it got.
+
+Usage: python context_cases.py <rank> <folder>; the ranks meet through a file in the folder.
+
+Axes: T row positions, H query heads, G key/value heads, D features of a head, C channels, U value heads.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from relax_core.device import get_device
+from relax_core.packing import PackedLayout
+
+SIZES = (1, 2, 4)
+WORLD = max(SIZES)
+
+
+def lengths_of_every_case() -> dict[str, tuple[int, ...]]:
+    """Samples by case. Every row is padded to 8 or 16 positions and more, so chunks are 1 to 12 tokens."""
+    generator = torch.Generator().manual_seed(3)
+    cases = {
+        "ragged": (13, 1, 7, 19, 5),
+        "one long sample": (64,),
+        "one token": (1,),
+        "ends at chunk edges of 2 and 4 ranks": (8, 4, 4, 16),
+        "one-token samples at edges": (7, 1, 1, 6, 1, 1, 14, 1),
+        "samples of one token": (1,) * 17,
+        "padding larger than the sample": (3,),
+        "a sample over three of four ranks": (2, 25, 5),
+    }
+    for border in range(1, 16):
+        cases[f"border at {border}"] = (border, 16 - border)
+    for number in range(6):
+        count = int(torch.randint(1, 9, (), generator=generator))
+        cases[f"random {number}"] = tuple(torch.randint(1, 14, (count,), generator=generator).tolist())
+    return cases
+
+
+def drawn(name: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
+    """The same float64 tensors on every rank."""
+    generator = torch.Generator().manual_seed(len(name) + sum(map(ord, name)))
+    return {
+        key: torch.randn(shape, generator=generator, dtype=torch.float64) for key, shape in shapes.items()
+    }
+
+
+def differentiate(layout, rows, weights, function):
+    """Output and gradients of `function` for this rank's part of `rows`, and of the whole `weights`."""
+    upstream = rows.pop("upstream")
+    leaves = {key: layout.local(x).clone().requires_grad_() for key, x in rows.items()}
+    leaves |= {key: x.clone().requires_grad_() for key, x in weights.items()}
+    out = function(**leaves)
+    out.backward(layout.local(upstream))
+    return {"out": out.detach(), **{f"d{key}": leaf.grad for key, leaf in leaves.items()}}
+
+
+def attention_case(name, layout, way, group, kv_heads=2):
+    from relax_core.model.context import context_attention
+
+    total = layout.padded_total
+    shapes = {
+        "q": (total, 8, 6),
+        "k": (total, kv_heads, 6),
+        "v": (total, kv_heads, 6),
+        "upstream": (total, 8, 6),
+    }
+    return differentiate(
+        layout,
+        drawn(name, shapes),
+        {},
+        lambda q, k, v: context_attention(q, k, v, layout, way=way, group=group),
+    )
+
+
+def delta_case(name, layout, way, group, value_dim=4):
+    from relax_core.model.context import DeltaHeads, context_delta
+
+    total, keys, values = layout.padded_total, 4, 8
+    channels = 2 * keys * 6 + values * value_dim
+    shapes = {"qkv": (total, channels), "b": (total, values), "a": (total, values)}
+    shapes["upstream"] = (total, values, value_dim)
+    weights = drawn(name, {"conv": (channels, 4), "a_log": (values,), "dt_bias": (values,)})
+    weights["a_log"] -= 2  # a slow decay, so that states reach far
+
+    def run(qkv, b, a, conv, a_log, dt_bias):
+        heads = DeltaHeads(keys, 6, values, value_dim, conv, a_log, dt_bias)
+        return context_delta(qkv, b, a, heads, layout, way=way, group=group)
+
+    return differentiate(layout, drawn(name, shapes), weights, run)
+
+
+KINDS = {
+    "attention gather": lambda *args: attention_case(*args[:2], "gather", args[2]),
+    "attention heads": lambda *args: attention_case(*args[:2], "heads", args[2]),
+    "attention heads, 4 key heads": lambda *args: attention_case(*args[:2], "heads", args[2], 4),
+    "delta heads": lambda *args: delta_case(*args[:2], "heads", args[2]),
+    "delta state": lambda *args: delta_case(*args[:2], "state", args[2]),
+    "delta state, wide values": lambda *args: delta_case(*args[:2], "state", args[2], 9),
+}
+
+
+def main(rank: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    get_device("cpu").prepare()
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD)
+    results = {}
+    for size in SIZES:
+        group = dist.new_group(list(range(size)))
+        if rank >= size:
+            continue
+        for name, lengths in lengths_of_every_case().items():
+            # The same row whatever the ranks.
+            layout = PackedLayout.build(
+                lengths, pad_to_multiple=2 * WORLD, context_size=size, context_rank=rank
+            )
+            for kind, run in KINDS.items():
+                results[kind, name, size] = run(name, layout, group)
+    torch.save(results, folder / f"rank{rank}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,67 @@
+"""Attention and delta net on 2 and 4 context-parallel ranks against one, in float64: outputs and gradients."""
+
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from relax_core.packing import PackedLayout
+
+SCRIPT = Path(__file__).with_name("context_cases.py")
+CASES = runpy.run_path(str(SCRIPT))
+WEIGHTS = ("dconv", "da_log", "ddt_bias")
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """What every rank got, by rank."""
+    folder = tmp_path_factory.mktemp("ranks")
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(SCRIPT), str(rank), str(folder)],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stderr=subprocess.PIPE,
+        )
+        for rank in range(CASES["WORLD"])
+    ]
+    try:
+        for rank in ranks:
+            _, errors = rank.communicate(timeout=300)
+            assert rank.returncode == 0, errors.decode()
+    finally:
+        for rank in ranks:
+            rank.kill()
+    return [torch.load(folder / f"rank{rank}.pt") for rank in range(len(ranks))]
+
+
+def joined(measured, kind, name, size):
+    """The whole row's values from all ranks' parts; gradients of weights are sums."""
+    parts = [measured[rank][kind, name, size] for rank in range(size)]
+    lengths = CASES["lengths_of_every_case"]()[name]
+    order_T = torch.cat(
+        [
+            PackedLayout.build(
+                lengths, pad_to_multiple=2 * CASES["WORLD"], context_size=size, context_rank=rank
+            ).local_index_T
+            for rank in range(size)
+        ]
+    )
+    whole = {}
+    for key in parts[0]:
+        values = [part[key] for part in parts]
+        whole[key] = sum(values) if key in WEIGHTS else torch.cat(values)[order_T.argsort()]
+    return whole
+
+
+@pytest.mark.parametrize("name", CASES["lengths_of_every_case"]())
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("kind", CASES["KINDS"])
+def test_any_number_of_ranks_gives_the_numbers_of_one(measured, kind, size, name):
+    got, want = joined(measured, kind, name, size), joined(measured, kind, name, 1)
+    assert got.keys() == want.keys()
+    for key, value in want.items():
+        # Sums of up to a hundred float64 terms, taken in another order.
+        torch.testing.assert_close(got[key], value, rtol=1e-11, atol=1e-12, msg=lambda m, k=key: f"{k}: {m}")
