@@ -1,4 +1,4 @@
-"""Attention and delta net on 2 and 4 context-parallel ranks against one, in float64: outputs and gradients."""
+"""Attention and delta net on 2 and 4 context-parallel ranks against one, in float64."""
 
 import os
 import runpy
