@@ -4,7 +4,8 @@
 
 What the plan promises (each sample once, the budget, equal numbers on every rank) and what the layouts hold
 (every token of every sample, back to back) is checked first, against the samples themselves; a case that
-fails prints no time and makes the exit status 1. Times are processor time, the smallest of the rounds. `rank_spread`
+fails prints no time and makes the exit status 1. Times are processor time, the smallest of the rounds.
+`rank_spread`
 and `turn_spread` are the largest cost over the mean one, minus 1: of the ranks' totals, and of micro-batches
 that meet in one turn.
 """

@@ -44,6 +44,24 @@ def config_of(small_config):
 
 
 @pytest.fixture
+def moe_config_of(config_of):
+    """The same with experts in place of the feed-forward: 6 of them, 2 for each token, and the shared one."""
+
+    def make(**changes) -> dict:
+        config = config_of(
+            model_type="qwen3_5_moe_text",
+            num_experts=6,
+            num_experts_per_tok=2,
+            moe_intermediate_size=24,
+            shared_expert_intermediate_size=40,
+        )
+        del config["intermediate_size"]
+        return config | changes
+
+    return make
+
+
+@pytest.fixture
 def cpu_world() -> Iterator[None]:
     """A trainer process of one rank on the cpu device."""
     shutdown()

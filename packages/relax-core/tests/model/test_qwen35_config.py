@@ -42,9 +42,9 @@ def test_older_spellings_are_read(config_of):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"num_experts": 8}, "num_experts is set: mixture-of-experts"),
+        ({"num_experts": 8}, "num_experts is set: models with experts are of type 'qwen3_5_moe_text'"),
         ({"vision_config": {}}, "only text models"),
-        ({"model_type": "llama"}, "model_type is 'llama': only 'qwen3_5_text'"),
+        ({"model_type": "llama"}, "model_type is 'llama': only 'qwen3_5_text' and 'qwen3_5_moe_text'"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type is 'yarn': only 'default'"),
         ({"rope_scaling": {"type": "linear"}, "rope_parameters": None}, "rope_type is 'linear'"),
         ({"attention_bias": True}, "attention_bias is True: only False"),
@@ -70,6 +70,21 @@ def test_older_spellings_are_read(config_of):
 def test_what_cannot_be_built_is_refused_by_name(config_of, change, text):
     with pytest.raises(UnsupportedModelError, match=text):
         Qwen35Config.from_hf(config_of(**change))
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"num_experts": None}, "num_experts must be positive integers"),
+        ({"num_experts_per_tok": 7}, "num_experts_per_tok 7 is above num_experts 6"),
+        ({"norm_topk_prob": False}, "norm_topk_prob is False: only True"),
+        ({"mlp_only_layers": [0]}, "only experts in every layer"),
+        ({"decoder_sparse_step": 2}, "only experts in every layer"),
+    ],
+)
+def test_experts_that_cannot_be_built_are_refused_by_name(moe_config_of, change, text):
+    with pytest.raises(UnsupportedModelError, match=text):
+        Qwen35Config.from_hf(moe_config_of(**change))
 
 
 def test_all_problems_are_named_at_once(config_of):

@@ -16,7 +16,7 @@ from relax_core.assets import locate
 from relax_core.config.root import RelaxConfig
 from relax_core.data import load_tokenizer
 from relax_core.device import World, device_names, get_device, initialise, shutdown
-from relax_core.model import Qwen35Config, Qwen35Model, build_model
+from relax_core.model import Qwen35Config, Qwen35Model, build_model, named_weights
 from relax_core.trainer.trainer import Trainer
 
 _log = logging.getLogger(__name__)
@@ -159,4 +159,4 @@ def _copy(tensors: Iterable[tuple[str, Tensor]], model: Qwen35Model) -> Qwen35Mo
 
 
 def _state(model: Qwen35Model) -> dict[str, Tensor]:
-    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+    return dict(named_weights(model))

@@ -12,12 +12,14 @@ if TYPE_CHECKING:
     from relax_core.model.config import Qwen35Config, UnsupportedModelError
     from relax_core.model.mtp_config import MtpConfig
     from relax_core.model.qwen35 import Qwen35Model
+    from relax_core.model.weights import named_weights
 __all__ = [
     "MtpConfig",
     "Qwen35Config",
     "Qwen35Model",
     "UnsupportedModelError",
     "build_model",
+    "named_weights",
 ]
 
 __getattr__ = lazy_names(
@@ -28,5 +30,6 @@ __getattr__ = lazy_names(
         "Qwen35Model": "qwen35",
         "UnsupportedModelError": "config",
         "build_model": "build",
+        "named_weights": "weights",
     },
 )

@@ -14,12 +14,12 @@ class UnsupportedModelError(ValueError):
 
 @dataclass(frozen=True)
 class Qwen35Config:
-    """Sizes and constants of a dense Qwen3.5 text model with any number of MTP layers.
+    """Sizes and constants of a Qwen3.5 text model, dense or with experts, with any number of MTP layers.
 
     Attributes:
         vocab_size: rows of the embedding and of the output head.
         hidden_size: features of the residual stream.
-        ffn_size: features inside the SwiGLU feed-forward.
+        ffn_size: features inside the SwiGLU feed-forward; with experts, inside each routed one.
         layer_types: "linear_attention" (gated delta net) or "full_attention", one per layer.
         attention_heads: query heads of full attention; kv_heads divides it.
         kv_heads: key/value heads of full attention.
@@ -35,6 +35,9 @@ class Qwen35Config:
         tied: whether the output head is the embedding.
         mtp_layers: multi-token-prediction layers (each a full-attention layer).
         init_std: standard deviation of random weights.
+        experts: routed experts of every layer, MTP layers included; 0 is a dense model.
+        experts_per_token: routed experts that each token visits, their weights normalised.
+        shared_ffn_size: features inside the shared expert.
     """
 
     vocab_size: int
@@ -55,6 +58,9 @@ class Qwen35Config:
     tied: bool
     mtp_layers: int
     init_std: float = 0.02
+    experts: int = 0
+    experts_per_token: int = 0
+    shared_ffn_size: int = 0
 
     @property
     def num_layers(self) -> int:
@@ -63,10 +69,10 @@ class Qwen35Config:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> "Qwen35Config":
-        """Reads the content of a `config.json` of model type `qwen3_5_text`.
+        """Reads the content of a `config.json` of model type `qwen3_5_text` or `qwen3_5_moe_text`.
 
         Raises:
-            UnsupportedModelError: listing every setting that this trainer does not build (experts, vision,
+            UnsupportedModelError: listing every setting that this trainer does not build (vision,
                 quantised weights, other rotary types, biases, dropout, ...) and what is allowed instead.
         """
         problems = list(_unsupported(config))
@@ -75,11 +81,12 @@ class Qwen35Config:
                 "this checkpoint's config.json cannot be trained here:\n  - " + "\n  - ".join(problems)
             )
         rope = _rope(config)
+        moe = _is_moe(config)
         head_dim = int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
         return cls(
             vocab_size=int(config["vocab_size"]),
             hidden_size=int(config["hidden_size"]),
-            ffn_size=int(config["intermediate_size"]),
+            ffn_size=int(config["moe_intermediate_size" if moe else "intermediate_size"]),
             layer_types=cast("tuple[LayerType, ...]", tuple(_layer_types(config))),
             attention_heads=int(config["num_attention_heads"]),
             kv_heads=int(config["num_key_value_heads"]),
@@ -95,13 +102,15 @@ class Qwen35Config:
             tied=bool(config.get("tie_word_embeddings", False)),
             mtp_layers=int(config.get("mtp_num_hidden_layers", 0) or 0),
             init_std=float(config.get("initializer_range", 0.02)),
+            experts=int(config["num_experts"]) if moe else 0,
+            experts_per_token=int(config["num_experts_per_tok"]) if moe else 0,
+            shared_ffn_size=int(config["shared_expert_intermediate_size"]) if moe else 0,
         )
 
 
 _REQUIRED = (
     "vocab_size",
     "hidden_size",
-    "intermediate_size",
     "num_hidden_layers",
     "num_attention_heads",
     "num_key_value_heads",
@@ -111,9 +120,16 @@ _REQUIRED = (
     "linear_value_head_dim",
     "linear_conv_kernel_dim",
 )
+_REQUIRED_OF_DENSE = ("intermediate_size",)
+_REQUIRED_OF_MOE = (
+    "num_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+)
+_MODEL_TYPES = ("qwen3_5_text", "qwen3_5_moe_text")
 # Settings with one supported value: (key, value when absent, supported value).
 _FIXED: tuple[tuple[str, Any, Any], ...] = (
-    ("model_type", None, "qwen3_5_text"),
     ("hidden_act", "silu", "silu"),
     ("attention_bias", False, False),
     ("attention_dropout", 0.0, 0.0),
@@ -125,10 +141,14 @@ _FIXED: tuple[tuple[str, Any, Any], ...] = (
 def _unsupported(config: Mapping[str, Any]) -> Sequence[str]:
     """One sentence per setting that cannot be built."""
     found: list[str] = []
-    if config.get("num_experts") or config.get("num_local_experts"):
-        found.append("num_experts is set: mixture-of-experts layers are not supported; dense models are")
+    kind = config.get("model_type")
+    if kind not in _MODEL_TYPES:
+        found.append(f"model_type is {kind!r}: only {' and '.join(map(repr, _MODEL_TYPES))} are supported")
+    moe = _is_moe(config)
+    if not moe and config.get("num_experts"):
+        found.append(f"num_experts is set: models with experts are of type {_MODEL_TYPES[1]!r}, not {kind!r}")
     if "vision_config" in config or "text_config" in config:
-        found.append("vision_config or text_config is set: only text models (qwen3_5_text) are supported")
+        found.append("vision_config or text_config is set: only text models are supported")
     if config.get("quantization_config"):
         found.append(
             "quantization_config is set: only float weights are supported; dequantise the checkpoint"
@@ -136,12 +156,17 @@ def _unsupported(config: Mapping[str, Any]) -> Sequence[str]:
     for key, absent, supported in _FIXED:
         if config.get(key, absent) != supported:
             found.append(f"{key} is {config.get(key, absent)!r}: only {supported!r} is supported")
-    missing = [key for key in _REQUIRED if not isinstance(config.get(key), int) or config[key] < 1]
+    required = (*_REQUIRED, *(_REQUIRED_OF_MOE if moe else _REQUIRED_OF_DENSE))
+    missing = [key for key in required if not isinstance(config.get(key), int) or config[key] < 1]
     if missing:
         found.append(f"{', '.join(missing)} must be positive integers, but are missing or are not")
     wrong = _wrong_types(config)
     found += wrong
-    return found if missing or wrong else [*found, *_wrong_shapes(config), *_wrong_rope(config)]
+    return (
+        found
+        if missing or wrong
+        else [*found, *_wrong_shapes(config), *_wrong_rope(config), *_wrong_experts(config)]
+    )
 
 
 def _wrong_types(config: Mapping[str, Any]) -> Sequence[str]:
@@ -203,6 +228,30 @@ def _wrong_shapes(config: Mapping[str, Any]) -> Sequence[str]:
             f"layer_types holds {', '.join(unknown)}: only {' and '.join(_LAYER_TYPES)} are supported"
         )
     return found
+
+
+def _wrong_experts(config: Mapping[str, Any]) -> Sequence[str]:
+    """Expert settings that do not fit together, or that Qwen3.5 does not have."""
+    if not _is_moe(config):
+        return []
+    found = []
+    if config["num_experts_per_tok"] > config["num_experts"]:
+        found.append(
+            f"num_experts_per_tok {config['num_experts_per_tok']} is above num_experts "
+            f"{config['num_experts']}"
+        )
+    if not config.get("norm_topk_prob", True):
+        found.append("norm_topk_prob is False: only True is supported")
+    if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
+        found.append(
+            "mlp_only_layers or decoder_sparse_step leaves some layers dense: only experts in every layer "
+            "are supported"
+        )
+    return found
+
+
+def _is_moe(config: Mapping[str, Any]) -> bool:
+    return config.get("model_type") == _MODEL_TYPES[1]
 
 
 def _wrong_rope(config: Mapping[str, Any]) -> Sequence[str]:

@@ -47,6 +47,15 @@ def megatron_config(
         }
     elif recompute == "selective":
         options = {"recompute_granularity": "selective", "recompute_modules": list(_SELECTIVE)}
+    if model.experts:
+        options |= {
+            "num_moe_experts": model.experts,
+            "moe_router_topk": model.experts_per_token,
+            "moe_router_dtype": "fp32",
+            "moe_ffn_hidden_size": model.ffn_size,
+            "moe_shared_expert_intermediate_size": model.shared_ffn_size,
+            "expert_tensor_parallel_size": parallel.expert_tensor,
+        }
     init = _normal(model.init_std) if random_weights else _leave
     config = TransformerConfig(
         num_layers=model.num_layers,

@@ -20,15 +20,17 @@ class SwigluMlp(MegatronModule):  # type: ignore[misc]
 
     Args:
         config: Megatron's config; sizes are `hidden_size` and `ffn_hidden_size`.
+        ffn_size: another size inside than `ffn_hidden_size`.
     """
 
-    def __init__(self, config: TransformerConfig, **_: Any) -> None:
+    def __init__(self, config: TransformerConfig, *, ffn_size: int | None = None, **_: Any) -> None:
         super().__init__(config)
         self.tp_group = ProcessGroupCollection.use_mpu_process_groups(["tp"]).tp
-        self.ffn_size = config.ffn_hidden_size // self.tp_group.size()
+        ffn_size = ffn_size or config.ffn_hidden_size
+        self.ffn_size = ffn_size // self.tp_group.size()
         self.linear_fc1 = ColumnParallelLinear(
             config.hidden_size,
-            2 * config.ffn_hidden_size,
+            2 * ffn_size,
             config=config,
             init_method=config.init_method,
             bias=False,
@@ -36,7 +38,7 @@ class SwigluMlp(MegatronModule):  # type: ignore[misc]
             tp_group=self.tp_group,
         )
         self.linear_fc2 = RowParallelLinear(
-            config.ffn_hidden_size,
+            ffn_size,
             config.hidden_size,
             config=config,
             init_method=config.output_layer_init_method,

@@ -59,7 +59,7 @@ class DraftLayer(MegatronModule):  # type: ignore[misc]
             tp_group=self.tp_group,
         )
         self.transformer_layer = build_module(
-            layer_spec(model, "full_attention"),
+            layer_spec(model, "full_attention", ahead=depth + 1),
             config=config,
             layer_number=depth + 1,
             pg_collection=pg_collection,

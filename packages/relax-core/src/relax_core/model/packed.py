@@ -10,12 +10,13 @@ import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from relax_kernels import rotary_cos_sin
 
+from relax_core.model.balance import RoutingPass
 from relax_core.packing import PackedLayout
 
 
 @dataclass
 class PackedContext(PackedSeqParams):  # type: ignore[misc]
-    """Layout and rotary angles of one micro-batch.
+    """Layout, rotary angles and the routing record of one micro-batch.
 
     A `PackedSeqParams` so that Megatron's `TransformerBlock` passes it on, also when it recomputes a layer.
     """
@@ -23,15 +24,22 @@ class PackedContext(PackedSeqParams):  # type: ignore[misc]
     layout: PackedLayout | None = None
     cos_TR: torch.Tensor | None = None
     sin_TR: torch.Tensor | None = None
+    routing: RoutingPass | None = None
 
     @classmethod
     def build(
-        cls, layout: PackedLayout, *, device: torch.device, rotary_dim: int, rope_base: float
+        cls,
+        layout: PackedLayout,
+        *,
+        device: torch.device,
+        rotary_dim: int,
+        rope_base: float,
+        routing: RoutingPass | None = None,
     ) -> "PackedContext":
         """The context of `layout`; the angles of this rank's part are float32 [T, rotary_dim] on `device`."""
         positions_T = layout.local(layout.position_ids_T).to(device)
         cos_TR, sin_TR = rotary_cos_sin(positions_T, dim=rotary_dim, base=rope_base)
-        return cls(qkv_format="thd", layout=layout, cos_TR=cos_TR, sin_TR=sin_TR)
+        return cls(qkv_format="thd", layout=layout, cos_TR=cos_TR, sin_TR=sin_TR, routing=routing)
 
 
 def require_packed(params: PackedSeqParams | None) -> tuple[PackedLayout, torch.Tensor, torch.Tensor]:

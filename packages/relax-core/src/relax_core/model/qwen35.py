@@ -15,6 +15,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from relax_kernels import LogProbs
 
+from relax_core.model.balance import LoadBalance
 from relax_core.model.config import Qwen35Config
 from relax_core.model.head import score_tokens
 from relax_core.model.mtp import MultiTokenPrediction
@@ -96,23 +97,32 @@ class Qwen35Model(LanguageModule):  # type: ignore[misc]
             (input_tensor,) = input_tensor
         self.decoder.set_input_tensor(input_tensor)
 
-    def forward(self, tokens_T: torch.Tensor, layout: PackedLayout) -> torch.Tensor:
+    def forward(
+        self, tokens_T: torch.Tensor, layout: PackedLayout, *, balance: LoadBalance | None = None
+    ) -> torch.Tensor:
         """Hidden states [T, D] of packed tokens, after the final norm.
 
         Args:
             tokens_T: int64 token ids of all samples, back to back; padding holds any valid id.
             layout: where the samples lie.
+            balance: of this optimizer step, in a model with experts: their use is counted, and the gradient
+                of its loss is added to that of the hidden states.
         """
         hidden_T1D = self._embed(tokens_T) if self.pre_process else None
         hidden_T1D = self.decoder(
             hidden_states=hidden_T1D,
             attention_mask=None,
-            packed_seq_params=self._context(layout, tokens_T.device),
+            packed_seq_params=self._context(layout, tokens_T.device, balance),
         )
         return cast(torch.Tensor, hidden_T1D.squeeze(1))
 
     def mtp_hidden(
-        self, hidden_TD: torch.Tensor, tokens_T: torch.Tensor, layout: PackedLayout
+        self,
+        hidden_TD: torch.Tensor,
+        tokens_T: torch.Tensor,
+        layout: PackedLayout,
+        *,
+        balance: LoadBalance | None = None,
     ) -> list[torch.Tensor]:
         """Hidden states [T, D] of every draft depth; depth k predicts the token k + 2 places ahead.
 
@@ -124,6 +134,7 @@ class Qwen35Model(LanguageModule):  # type: ignore[misc]
             hidden_TD: the trunk's, from `forward`.
             tokens_T: the same tokens.
             layout: the same layout.
+            balance: the same.
         """
         if not self.mtp_process:
             return []
@@ -132,7 +143,8 @@ class Qwen35Model(LanguageModule):  # type: ignore[misc]
             embeddings = [embedding_T1D.detach() for embedding_T1D in embeddings]
         if self.mtp_config.detach_trunk:
             hidden_TD = hidden_TD.detach()
-        hidden = self.mtp(embeddings, hidden_TD.unsqueeze(1), self._context(layout, tokens_T.device))
+        context = self._context(layout, tokens_T.device, balance)
+        hidden = self.mtp(embeddings, hidden_TD.unsqueeze(1), context)
         return [hidden_T1D.squeeze(1) for hidden_T1D in hidden]
 
     def token_logprobs(
@@ -182,10 +194,17 @@ class Qwen35Model(LanguageModule):  # type: ignore[misc]
         """[T] -> [T, 1, D] (this rank's tokens under sequence parallelism)."""
         return cast(torch.Tensor, self.embedding(tokens_T.unsqueeze(0), None))
 
-    def _context(self, layout: PackedLayout, device: torch.device) -> PackedContext:
+    def _context(
+        self, layout: PackedLayout, device: torch.device, balance: LoadBalance | None
+    ) -> PackedContext:
         model = self.model_config
+        spread = self.tp_group if self.config.sequence_parallel else None
         return PackedContext.build(
-            layout, device=device, rotary_dim=model.rotary_dim, rope_base=model.rope_base
+            layout,
+            device=device,
+            rotary_dim=model.rotary_dim,
+            rope_base=model.rope_base,
+            routing=balance.begin(layout, device, spread) if balance and model.experts else None,
         )
 
     def _set_attention_backend(self) -> None:

@@ -6,27 +6,29 @@ number of ranks; stored per component, a checkpoint written on any number of ran
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 
 
-def split_rows(state: dict[str, Any], key: str, parts: Mapping[str, int]) -> None:
-    """Replaces `state[key]`, a tensor sharded over its first axis, by one that is stored per component.
+def split_rows(state: dict[str, Any], key: str, parts: Mapping[str, int], *, axis: int = 0) -> None:
+    """Replaces `state[key]`, a tensor sharded over `axis`, by one that is stored per component.
 
     Args:
         state: a sharded state dict.
         key: of the fused tensor in `state`; component p is stored as `<key>.<p>`.
         parts: rows of each component on this rank, in order.
+        axis: of the rows.
 
     Raises:
         ValueError: the rows of the parts do not add up to the tensor's.
     """
     whole: ShardedTensor = state[key]
-    if sum(parts.values()) != whole.local_shape[0]:
+    if sum(parts.values()) != whole.local_shape[axis]:
         raise ValueError(
-            f"{key} has {whole.local_shape[0]} rows, its parts {dict(parts)} have {sum(parts.values())}"
+            f"{key} has {whole.local_shape[axis]} rows, its parts {dict(parts)} have {sum(parts.values())}"
         )
     template = whole.without_data()
 
@@ -35,19 +37,24 @@ def split_rows(state: dict[str, Any], key: str, parts: Mapping[str, int]) -> Non
         assert flattened_range is None, "flattened shards of fused matrices are not written"
         shards, start = [], 0
         for name, rows in parts.items():
-            shards.append(_part(template, f"{key}.{name}", tensor[start : start + rows], replica_id))
+            part = tensor.narrow(axis, start, rows)
+            shards.append(_part(template, f"{key}.{name}", part, replica_id, axis))
             start += rows
         return shards
 
-    state[key] = ShardedTensorFactory(whole.key, whole.data, build, torch.cat, whole.replica_id)
+    state[key] = ShardedTensorFactory(
+        whole.key, whole.data, build, partial(torch.cat, dim=axis), whole.replica_id
+    )
 
 
-def _part(template: ShardedTensor, key: str, rows: torch.Tensor, replica_id: Any) -> ShardedTensor:
-    """`rows` of one component, placed as `template` places the whole: the same share of the first axis."""
-    axis = template.prepend_axis_num
+def _part(
+    template: ShardedTensor, key: str, rows: torch.Tensor, replica_id: Any, local_axis: int
+) -> ShardedTensor:
+    """`rows` of one component, placed as `template` places the whole: the same share of its axis."""
+    axis = template.prepend_axis_num + local_axis
     fragments = template.axis_fragmentations[axis]
-    rank = template.global_offset[axis] // template.local_shape[0]
-    size = rows.shape[0]
+    rank = template.global_offset[axis] // template.local_shape[local_axis]
+    size = rows.shape[local_axis]
     return replace(
         template,
         key=key,

@@ -1,0 +1,169 @@
+"""How evenly the experts are used: counts as metrics, and the auxiliary loss that evens them out.
+
+Axes: T tokens of this rank, E experts, K experts of each token, L layers with experts.
+
+The loss of one layer (Fedus et al. 2021, arXiv 2101.03961, equations 4 to 6, divided by K as Megatron does;
+transformers' `load_balancing_loss_func` is K times this for one layer):
+
+    E * sum_e f_e * mean_t p_te,    f_e = (tokens that chose e) / (K N),    mean over the N tokens that count
+
+with p the softmax over all experts. It is 1 when the use is even, and the layers' losses are added. f and N
+are those of *all* micro-batches and ranks of an optimizer step: the one choice that packing, micro-batches
+and any layout leave unchanged, and the one that does not force each small micro-batch to be even by itself
+(Qiu et al. 2025, arXiv 2501.11873). The gradient flows through p alone, so the loss is a term like any other,
+sum(weight * value) / Z with value E sum_e f_e p_te and Z = N, whose f must be known before the first backward
+pass. It is counted by one forward pass over the step without gradients, which only a coefficient above 0
+costs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from relax_core.packing import PackedLayout
+
+Place = tuple[int, int]
+"""Which layer: (tokens it looks ahead: 0 in the trunk, k + 1 in draft depth k; 1-based number there)."""
+
+
+class LoadBalance:
+    """The use of experts in one optimizer step, over all micro-batches and ranks.
+
+    Args:
+        places: every layer with experts of the whole model, on whichever rank.
+        experts: E.
+        top_k: K.
+        tokens: for each distance ahead, how many tokens of the step's samples, over all ranks, have a token
+            that far ahead in their sample.
+        coefficient: weight of the loss; 0 only counts.
+    """
+
+    def __init__(
+        self, places: Sequence[Place], experts: int, top_k: int, tokens: Sequence[float], coefficient: float
+    ) -> None:
+        self.places = tuple(places)
+        self.experts = experts
+        self.top_k = top_k
+        self.tokens = tuple(tokens)
+        self.coefficient = coefficient
+        self.frequency: dict[Place, torch.Tensor] = {}
+        self._passes: list[RoutingPass] = []
+
+    def begin(self, layout: PackedLayout, device: torch.device, tensor_group: Any) -> "RoutingPass":
+        """One forward pass of one micro-batch, of the trunk or of the draft layers.
+
+        Args:
+            layout: where its samples lie.
+            device: of its tensors.
+            tensor_group: the tensor-parallel ranks over which sequence parallelism spreads the tokens, None
+                if they all hold the same.
+        """
+        started = RoutingPass(self, layout, device, tensor_group)
+        self._passes.append(started)
+        return started
+
+    def fix_frequencies(self) -> None:
+        """Turns what was counted so far into f, and starts anew: call it after the counting pass."""
+        counts_LE = self._gather("counts")
+        self._passes = []
+        for place, count_E in zip(self.places, counts_LE, strict=True):
+            self.frequency[place] = count_E / max(1.0, self.top_k * self.tokens[place[0]])
+
+    def metrics(self) -> dict[str, float]:
+        """What the step's passes measured, the same on every rank.
+
+        Returns:
+            `experts_load_max`: rows of the busiest expert over the mean, largest over the layers;
+            `experts_load_mean`: the same, averaged over the layers; `experts_idle`: share of experts without
+            a token; `balance_loss`: mean of the layers' losses, with a coefficient above 0.
+        """
+        counts_LE = self._gather("counts")
+        used_L = counts_LE.sum(1) > 0
+        if not bool(used_L.any()):
+            return {}
+        load_L = counts_LE[used_L].amax(1) / counts_LE[used_L].mean(1)
+        values = {
+            "experts_load_max": float(load_L.max()),
+            "experts_load_mean": float(load_L.mean()),
+            "experts_idle": float((counts_LE[used_L] == 0).double().mean()),
+        }
+        if self.coefficient:
+            losses_L = self._gather("losses")
+            values["balance_loss"] = float(losses_L[used_L].mean())
+        return values
+
+    def _gather(self, what: str) -> torch.Tensor:
+        """Sum over passes and ranks of a record, float64 [L, E] or [L] on the host."""
+        shape = (len(self.places), self.experts) if what == "counts" else (len(self.places),)
+        device = self._passes[0].device if self._passes else torch.device("cpu")
+        total = torch.zeros(shape, dtype=torch.float64, device=device)
+        row = {place: index for index, place in enumerate(self.places)}
+        for one in self._passes:
+            for place, record in getattr(one, what).items():
+                total[row[place]] += record
+        dist.all_reduce(total)
+        return total.cpu()
+
+
+@dataclass
+class RoutingPass:
+    """What the routers did in one forward pass; a pass that is computed again leaves the same record."""
+
+    step: LoadBalance
+    layout: PackedLayout
+    device: torch.device
+    tensor_group: Any
+    counts: dict[Place, torch.Tensor] = field(default_factory=dict)
+    losses: dict[Place, torch.Tensor] = field(default_factory=dict)
+    _counted: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def record(
+        self, place: Place, logits_TE: torch.Tensor, expert_TK: torch.Tensor, weight_TK: torch.Tensor
+    ) -> torch.Tensor:
+        """Counts the choices of one layer; returns its weights, whose backward pass adds the loss's gradient.
+
+        Args:
+            place: the layer.
+            logits_TE: of the router.
+            expert_TK: chosen experts.
+            weight_TK: their weights.
+        """
+        counted_T = self._mask(place[0])
+        ones_TK = counted_T.unsqueeze(1).expand_as(expert_TK).to(torch.int64)
+        count_E = torch.zeros(self.step.experts, dtype=torch.int64, device=expert_TK.device)
+        self.counts[place] = count_E.scatter_add_(0, expert_TK.flatten(), ones_TK.flatten())
+        if place not in self.step.frequency:
+            return weight_TK
+        frequency_E = self.step.frequency[place].to(logits_TE)
+        value_T = self.step.experts * (logits_TE.softmax(-1) @ frequency_E)
+        share = (value_T * counted_T).sum() / max(1.0, self.step.tokens[place[0]])
+        self.losses[place] = share.detach()
+        attached: torch.Tensor = _Attach.apply(weight_TK, share * self.step.coefficient)  # type: ignore[no-untyped-call]
+        return attached
+
+    def _mask(self, ahead: int) -> torch.Tensor:
+        """Which of this rank's tokens count, bool [T]."""
+        if ahead not in self._counted:
+            _index, valid_T = self.layout.ahead(ahead, self.device)
+            valid_T = self.layout.local(valid_T)
+            if self.tensor_group is not None:
+                valid_T = valid_T.chunk(self.tensor_group.size())[self.tensor_group.rank()]
+            self._counted[ahead] = valid_T
+        return self._counted[ahead]
+
+
+class _Attach(torch.autograd.Function):
+    """Hands `x` on; in the backward pass `loss` gets the gradient 1, as if it had been added to the loss."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(loss)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, dx: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        (loss,) = ctx.saved_tensors
+        return dx, torch.ones_like(loss)

@@ -1,0 +1,126 @@
+"""The routed experts of one layer, spread over expert-parallel and expert-tensor ranks.
+
+Axes: T tokens of this rank, K experts of each token, P = T * K rows sorted by expert, E experts of the whole
+model, X experts of this rank, D hidden, F features inside an expert (of this rank's share).
+"""
+
+from typing import Any
+
+import torch
+from megatron.core.dist_checkpointing.mapping import ShardedTensor
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel import get_cuda_rng_tracker, set_tensor_model_parallel_attributes
+from megatron.core.tensor_parallel.random import get_expert_parallel_rng_tracker_name
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.transformer_config import TransformerConfig
+from relax_kernels import grouped_matmul, permute_tokens, sort_by_expert, swiglu, unpermute_tokens
+
+from relax_core.model.exchange import Exchange
+from relax_core.model.sharding import split_rows
+
+
+class Experts(MegatronModule):  # type: ignore[misc]
+    """sum over a token's experts of weight * down(silu(gate(x)) * up(x)).
+
+    `linear_fc1.weight` is [X, 2 F, D] with the rows [gate; up] of each expert, `linear_fc2.weight` [X, D, F].
+    Rank p of the expert-parallel ranks holds experts p * X to (p + 1) * X. Every rank of the dense layers
+    must hold tokens of its own, which sequence parallelism sees to. The gradient of an expert is the sum over
+    all tokens that reach it and is reduced over Megatron's expert-data-parallel group (`allreduce` is False).
+
+    Args:
+        config: Megatron's config; sizes are `num_moe_experts`, `moe_ffn_hidden_size` and `hidden_size`.
+
+    Raises:
+        ValueError: the experts or their features cannot be spread over the ranks, or the tensor-parallel
+            ranks hold the same tokens.
+    """
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(config)
+        groups = ProcessGroupCollection.use_mpu_process_groups(["tp", "ep", "expt_tp", "tp_ep", "expt_dp"])
+        self.groups = groups
+        experts, ffn = config.num_moe_experts, config.moe_ffn_hidden_size
+        _check_sizes(experts, ffn, groups, sequence=config.sequence_parallel)
+        self.experts = experts
+        self.ffn_size = ffn // groups.expt_tp.size()
+        local = experts // groups.ep.size()
+        self.linear_fc1 = _Weight(config, (local, 2 * self.ffn_size, config.hidden_size))
+        self.linear_fc2 = _Weight(config, (local, config.hidden_size, self.ffn_size))
+        set_tensor_model_parallel_attributes(self.linear_fc1.weight, True, 1, 2)
+        set_tensor_model_parallel_attributes(self.linear_fc2.weight, True, 2, 1)
+        with get_cuda_rng_tracker().fork(get_expert_parallel_rng_tracker_name()):
+            config.init_method(self.linear_fc1.weight)
+            config.output_layer_init_method(self.linear_fc2.weight)
+
+    @property
+    def first(self) -> int:
+        """Number, in the whole model, of this rank's first expert."""
+        return int(self.groups.ep.rank()) * len(self.linear_fc1.weight)
+
+    def forward(self, x_TD: torch.Tensor, weight_TK: torch.Tensor, expert_TK: torch.Tensor) -> torch.Tensor:
+        """[T, D] -> [T, D]; weights and experts from `router_topk`."""
+        order = sort_by_expert(expert_TK, experts=self.experts)
+        x_PD = permute_tokens(x_TD, order)
+        if self.groups.tp_ep.size() == 1:
+            y_PD = self._feed_forward(x_PD, order.count_E)
+        else:
+            exchange = Exchange.plan(order.count_E, self.groups.tp_ep, copies=self.groups.expt_tp.size())
+            y_PD = exchange.combine(self._feed_forward(exchange.dispatch(x_PD), exchange.count_X))
+        return unpermute_tokens(y_PD, order, weight_TK)
+
+    def _feed_forward(self, x_RD: torch.Tensor, count_X: torch.Tensor) -> torch.Tensor:
+        gate_up_R2F = grouped_matmul(x_RD, self.linear_fc1.weight, count_X)
+        return grouped_matmul(swiglu(gate_up_R2F), self.linear_fc2.weight, count_X)
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Each weight as one tensor of all experts, gate and up apart: any layout reads it."""
+        lead = len(sharded_offsets)
+        place = (lead, self.groups.ep.rank(), self.groups.ep.size())
+        state: dict[str, Any] = {}
+        for name, weight, axis in (
+            ("linear_fc1.weight", self.linear_fc1.weight, 1),
+            ("linear_fc2.weight", self.linear_fc2.weight, 2),
+        ):
+            share = (lead + axis, self.groups.expt_tp.rank(), self.groups.expt_tp.size())
+            state[prefix + name] = ShardedTensor.from_rank_offsets(
+                prefix + name,
+                weight,
+                *sharded_offsets,
+                place,
+                share,
+                replica_id=(0, 0, self.groups.expt_dp.rank()),
+                prepend_axis_num=lead,
+            )
+        parts = {"gate": self.ffn_size, "up": self.ffn_size}
+        split_rows(state, f"{prefix}linear_fc1.weight", parts, axis=1)
+        return state
+
+
+class _Weight(torch.nn.Module):
+    """One matrix per expert of this rank, [X, out, in]."""
+
+    def __init__(self, config: TransformerConfig, shape: tuple[int, int, int]) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(shape, dtype=config.params_dtype))
+        self.weight.allreduce = False  # type: ignore[attr-defined]
+
+
+def _check_sizes(experts: int, ffn: int, groups: ProcessGroupCollection, *, sequence: bool) -> None:
+    tensor, places, shares = groups.tp.size(), groups.ep.size(), groups.expt_tp.size()
+    if tensor > 1 and not sequence:
+        raise ValueError(
+            f"experts under tensor {tensor} need parallel.sequence true, so that each rank routes tokens of "
+            "its own; set it, or use tensor 1"
+        )
+    if experts % places:
+        raise ValueError(
+            f"{experts} experts cannot be split over {places} expert-parallel ranks; choose an expert size "
+            f"that divides {experts}"
+        )
+    if ffn % shares:
+        raise ValueError(
+            f"an expert's {ffn} features cannot be split over {shares} ranks; choose an expert_tensor size "
+            f"that divides {ffn}"
+        )
