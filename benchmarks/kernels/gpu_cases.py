@@ -153,6 +153,10 @@ def small(T: int) -> Iterator[Case]:
     yield case(
         "rms_norm 4096", "rms_norm", norm, 2 * hidden, 5 * hidden, torch_norm, eps=1e-6, zero_centred=True
     )
+    added = ((T, 4096), (T, 4096), (4096,))
+    yield case(
+        "add_rms_norm 4096", "add_rms_norm", added, 4 * hidden, 8 * hidden, eps=1e-6, zero_centred=True
+    )
     heads = ((T, 32, 128), (T, 32, 128), (128,))
     yield case("gated_rms_norm 32 x 128", "gated_rms_norm", heads, 3 * hidden, 8 * hidden, eps=1e-6)
     channels = ((T, 8192), (8192, 4))

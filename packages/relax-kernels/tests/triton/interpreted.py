@@ -16,7 +16,7 @@ import torch
 from relax_kernels import CuSeqlens, sort_by_expert
 from relax_kernels.testing import Target, assert_near, grads_of
 from relax_kernels.torch_backend import backend as torch_backend
-from relax_kernels.triton_backend import conv, experts, logprob, norms
+from relax_kernels.triton_backend import conv, delta_gates, experts, logprob, norms
 from relax_kernels.triton_backend.backend import TritonBackend
 from triton.runtime import interpreter
 
@@ -68,6 +68,14 @@ def calls() -> dict[str, tuple[tuple[torch.Tensor | None, ...], dict[str, Any]]]
             (normal(13, 16, seed=1), normal(1000, 16, seed=2), target_T),
             {**head, "reduce_hidden_grad": True},
         ),
+        "add_rms_norm": (
+            (normal(5, 7, 40, seed=1), normal(5, 7, 40, seed=2), normal(40, seed=3)),
+            {"eps": 1e-6, "zero_centred": True},
+        ),
+        "delta_gates": (
+            (normal(T, 6, seed=1), normal(T, 6, seed=2), normal(6, seed=3), normal(6, seed=4)),
+            {},
+        ),
         "router_topk": ((normal(9, 20, seed=1),), {"top_k": 3, "normalise": True}),
         "permute_tokens": ((normal(T, 40, seed=1), EXPERTS), {}),
         "unpermute_tokens": ((normal(2 * T, 40, seed=1), EXPERTS, normal(T, 2, seed=2)), {}),
@@ -96,11 +104,12 @@ def results(function: Callable[..., Any], tensors: Any, options: dict[str, Any])
 def main() -> None:
     accept_arrays_of_one()
     # Small pieces, so that the small inputs here have several.
-    conv.FORWARD, conv.BACKWARD = {"L": 16, "B": 16}, {"L": 16, "B": 16}
+    conv.FORWARD, conv.BACKWARD = {"L": 16, "B": 16}, {"L": 16, "B": 16, "UNROLL": 4}
     logprob.STEP, logprob.MIN_SLICE = 64, 256
     logprob.LOGITS_AT_ONCE = 13 * 256
     norms.TILE = 128
     experts.TILE = 16
+    delta_gates.TILE = 64
     for op, (tensors, options) in calls().items():
         expected = results(torch_backend.IMPLEMENTATIONS[op], tensors, options)
         actual = results(TritonBackend().implementation(op), tensors, options)

@@ -16,6 +16,8 @@ OPERATORS = (
     "output_gate",
     "rotary",
     "linear_logprob",
+    "add_rms_norm",
+    "delta_gates",
     "router_topk",
     "permute_tokens",
     "unpermute_tokens",

@@ -20,7 +20,7 @@ from relax_kernels.triton_backend.launch import dense_rows, on_device_of
 
 MAX_TAPS = 4
 FORWARD = {"L": 16, "B": 256, "num_warps": 4}
-BACKWARD = {"L": 128, "B": 512, "num_warps": 4}
+BACKWARD = {"L": 128, "B": 512, "UNROLL": 4, "num_warps": 4}
 
 
 def _ages(lengths: CuSeqlens, device: torch.device) -> torch.Tensor:

@@ -69,113 +69,6 @@ def conv_kernel(
 
 
 @jit
-def walk(
-    x_place: tl.tensor,
-    dy_place: tl.tensor,
-    dx_place: tl.tensor,
-    ages: tl.tensor,
-    inside: tl.tensor,
-    first: tl.tensor,
-    last: tl.tensor,
-    reach: tl.tensor,
-    x_stride_t: tl.tensor,
-    dy_stride_t: tl.tensor,
-    tap_0: tl.tensor,
-    tap_1: tl.tensor,
-    tap_2: tl.tensor,
-    tap_3: tl.tensor,
-    shift: tl.tensor,
-    back_1: tl.tensor,
-    back_2: tl.tensor,
-    back_3: tl.tensor,
-    partial_1: tl.tensor,
-    partial_2: tl.tensor,
-    partial_3: tl.tensor,
-    x_0: tl.tensor,
-    x_1: tl.tensor,
-    x_2: tl.tensor,
-    dy_0: tl.tensor,
-    dy_1: tl.tensor,
-    dy_2: tl.tensor,
-    dtap_0: tl.tensor,
-    dtap_1: tl.tensor,
-    dtap_2: tl.tensor,
-    dtap_3: tl.tensor,
-    dshift: tl.tensor,
-    C: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    SILU: tl.constexpr,
-    BORDERS: tl.constexpr,
-    OWN: tl.constexpr,
-) -> tl.tuple:
-    """Take the tokens from `first` to `last`, counted from the program's start; return what goes on.
-
-    back_1 to back_3 are the inputs before the token. partial_1 to partial_3 are their gradients as far as
-    they are known, complete once three more tokens have passed. x_0 to x_2 and dy_0 to dy_2 are the next
-    tokens, on their way. BORDERS: a sequence may begin among these tokens. OWN: they count for the taps.
-    """
-    for step in range(first, last):
-        now = x_0.to(tl.float32)
-        dy_B = dy_0.to(tl.float32)
-        x_0 = x_1
-        x_1 = x_2
-        dy_0 = dy_1
-        dy_1 = dy_2
-        x_2 = tl.load(x_place + (step + 3) * x_stride_t, mask=inside & (step + 3 < reach), other=0.0)
-        dy_2 = tl.load(dy_place + (step + 3) * dy_stride_t, mask=inside & (step + 3 < reach), other=0.0)
-        if BORDERS:
-            age = tl.load(ages + step, mask=step < reach, other=0)
-            back_1 = tl.where(age > 0, back_1, 0.0)
-            back_2 = tl.where(age > 1, back_2, 0.0)
-            back_3 = tl.where(age > 2, back_3, 0.0)
-        if SILU:
-            y_B = shift + tap_0 * now + tap_1 * back_1 + tap_2 * back_2 + tap_3 * back_3
-            sigmoid_B = sigmoid(y_B)
-            dy_B *= sigmoid_B + y_B * (sigmoid_B - sigmoid_B * sigmoid_B)
-        if OWN:
-            dtap_0 += dy_B * now
-            dtap_1 += dy_B * back_1
-            dtap_2 += dy_B * back_2
-            dtap_3 += dy_B * back_3
-            if HAS_BIAS:
-                dshift += dy_B
-        if BORDERS:
-            partial_1 += tl.where(age > 0, tap_1 * dy_B, 0.0)
-            partial_2 += tl.where(age > 1, tap_2 * dy_B, 0.0)
-            partial_3 += tl.where(age > 2, tap_3 * dy_B, 0.0)
-        else:
-            partial_1 += tap_1 * dy_B
-            partial_2 += tap_2 * dy_B
-            partial_3 += tap_3 * dy_B
-        tl.store(dx_place + step * C, partial_3.to(dx_place.dtype.element_ty), mask=inside & (step >= 3))
-        partial_3 = partial_2
-        partial_2 = partial_1
-        partial_1 = tap_0 * dy_B
-        back_3 = back_2
-        back_2 = back_1
-        back_1 = now
-    return (
-        back_1,
-        back_2,
-        back_3,
-        partial_1,
-        partial_2,
-        partial_3,
-        x_0,
-        x_1,
-        x_2,
-        dy_0,
-        dy_1,
-        dy_2,
-        dtap_0,
-        dtap_1,
-        dtap_2,
-        dtap_3,
-        dshift,
-    )
-
-
-@jit
 def conv_backward_kernel(
     x: tl.tensor,
     weight: tl.tensor,
@@ -194,10 +87,13 @@ def conv_backward_kernel(
     L: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     SILU: tl.constexpr,
+    UNROLL: tl.constexpr,
 ) -> None:
     """Write dx and this program's part of dweight [P, 4, C] (tap of the present first) and dbias [P, C].
 
-    The walk goes three tokens past the program's own: their outputs reach back to its last inputs.
+    The walk goes three tokens past the program's own: their outputs reach back to its last inputs. back_1 to
+    back_3 are the inputs before the token; partial_1 to partial_3 their gradients as far as they are known,
+    complete once three more tokens have passed; x_0 to x_2 and dy_0 to dy_2 the next tokens, on their way.
     Grid (P * ceil(C / B),) with P = ceil(T / L).
     """
     parts: tl.constexpr = (C + B - 1) // B
@@ -238,236 +134,54 @@ def conv_backward_kernel(
     dy_2 = tl.load(dy_place + 2 * dy_stride_t, mask=inside & (reach > 2), other=0.0)
     # No sequence begins after the first token exactly if the last is as far into its own as into this walk,
     # or more.
-    if tl.load(ages + start + reach - 1) < reach - 1:
-        (
-            back_1,
-            back_2,
-            back_3,
-            partial_1,
-            partial_2,
-            partial_3,
-            x_0,
-            x_1,
-            x_2,
-            dy_0,
-            dy_1,
-            dy_2,
-            dtap_0,
-            dtap_1,
-            dtap_2,
-            dtap_3,
-            dshift,
-        ) = walk(
-            x_place,
-            dy_place,
-            dx_place,
-            ages + start,
-            inside,
-            0,
-            own,
-            reach,
-            x_stride_t,
-            dy_stride_t,
-            tap_0,
-            tap_1,
-            tap_2,
-            tap_3,
-            shift,
-            back_1,
-            back_2,
-            back_3,
-            partial_1,
-            partial_2,
-            partial_3,
-            x_0,
-            x_1,
-            x_2,
-            dy_0,
-            dy_1,
-            dy_2,
-            dtap_0,
-            dtap_1,
-            dtap_2,
-            dtap_3,
-            dshift,
-            C,
-            HAS_BIAS,
-            SILU,
-            True,
-            True,
-        )
-        (
-            back_1,
-            back_2,
-            back_3,
-            partial_1,
-            partial_2,
-            partial_3,
-            x_0,
-            x_1,
-            x_2,
-            dy_0,
-            dy_1,
-            dy_2,
-            dtap_0,
-            dtap_1,
-            dtap_2,
-            dtap_3,
-            dshift,
-        ) = walk(
-            x_place,
-            dy_place,
-            dx_place,
-            ages + start,
-            inside,
-            own,
-            own + 3,
-            reach,
-            x_stride_t,
-            dy_stride_t,
-            tap_0,
-            tap_1,
-            tap_2,
-            tap_3,
-            shift,
-            back_1,
-            back_2,
-            back_3,
-            partial_1,
-            partial_2,
-            partial_3,
-            x_0,
-            x_1,
-            x_2,
-            dy_0,
-            dy_1,
-            dy_2,
-            dtap_0,
-            dtap_1,
-            dtap_2,
-            dtap_3,
-            dshift,
-            C,
-            HAS_BIAS,
-            SILU,
-            True,
-            False,
-        )
-    else:
-        (
-            back_1,
-            back_2,
-            back_3,
-            partial_1,
-            partial_2,
-            partial_3,
-            x_0,
-            x_1,
-            x_2,
-            dy_0,
-            dy_1,
-            dy_2,
-            dtap_0,
-            dtap_1,
-            dtap_2,
-            dtap_3,
-            dshift,
-        ) = walk(
-            x_place,
-            dy_place,
-            dx_place,
-            ages + start,
-            inside,
-            0,
-            own,
-            reach,
-            x_stride_t,
-            dy_stride_t,
-            tap_0,
-            tap_1,
-            tap_2,
-            tap_3,
-            shift,
-            back_1,
-            back_2,
-            back_3,
-            partial_1,
-            partial_2,
-            partial_3,
-            x_0,
-            x_1,
-            x_2,
-            dy_0,
-            dy_1,
-            dy_2,
-            dtap_0,
-            dtap_1,
-            dtap_2,
-            dtap_3,
-            dshift,
-            C,
-            HAS_BIAS,
-            SILU,
-            False,
-            True,
-        )
-        (
-            back_1,
-            back_2,
-            back_3,
-            partial_1,
-            partial_2,
-            partial_3,
-            x_0,
-            x_1,
-            x_2,
-            dy_0,
-            dy_1,
-            dy_2,
-            dtap_0,
-            dtap_1,
-            dtap_2,
-            dtap_3,
-            dshift,
-        ) = walk(
-            x_place,
-            dy_place,
-            dx_place,
-            ages + start,
-            inside,
-            own,
-            own + 3,
-            reach,
-            x_stride_t,
-            dy_stride_t,
-            tap_0,
-            tap_1,
-            tap_2,
-            tap_3,
-            shift,
-            back_1,
-            back_2,
-            back_3,
-            partial_1,
-            partial_2,
-            partial_3,
-            x_0,
-            x_1,
-            x_2,
-            dy_0,
-            dy_1,
-            dy_2,
-            dtap_0,
-            dtap_1,
-            dtap_2,
-            dtap_3,
-            dshift,
-            C,
-            HAS_BIAS,
-            SILU,
-            False,
-            False,
-        )
+    has_borders = tl.load(ages + start + reach - 1) < reach - 1
+    for part in tl.static_range(4):
+        # Parts 0 and 1 take care of borders, 2 and 3 need not. The even ones take the program's own tokens,
+        # the odd ones the three behind them, which do not count for the taps.
+        begin = 0 if part % 2 == 0 else own
+        end = own if part % 2 == 0 else own + 3
+        end = tl.where(has_borders == (part < 2), end, begin)
+        for step in tl.range(begin, end, loop_unroll_factor=UNROLL):
+            now = x_0.to(tl.float32)
+            dy_B = dy_0.to(tl.float32)
+            x_0 = x_1
+            x_1 = x_2
+            dy_0 = dy_1
+            dy_1 = dy_2
+            ahead = inside & (step + 3 < reach)
+            x_2 = tl.load(x_place + (step + 3) * x_stride_t, mask=ahead, other=0.0)
+            dy_2 = tl.load(dy_place + (step + 3) * dy_stride_t, mask=ahead, other=0.0)
+            if part < 2:
+                age = tl.load(ages + start + step, mask=step < reach, other=0)
+                back_1 = tl.where(age > 0, back_1, 0.0)
+                back_2 = tl.where(age > 1, back_2, 0.0)
+                back_3 = tl.where(age > 2, back_3, 0.0)
+            if SILU:
+                y_B = shift + tap_0 * now + tap_1 * back_1 + tap_2 * back_2 + tap_3 * back_3
+                sigmoid_B = sigmoid(y_B)
+                dy_B *= sigmoid_B + y_B * (sigmoid_B - sigmoid_B * sigmoid_B)
+            if part % 2 == 0:
+                dtap_0 += dy_B * now
+                dtap_1 += dy_B * back_1
+                dtap_2 += dy_B * back_2
+                dtap_3 += dy_B * back_3
+                if HAS_BIAS:
+                    dshift += dy_B
+            if part < 2:
+                partial_1 += tl.where(age > 0, tap_1 * dy_B, 0.0)
+                partial_2 += tl.where(age > 1, tap_2 * dy_B, 0.0)
+                partial_3 += tl.where(age > 2, tap_3 * dy_B, 0.0)
+            else:
+                partial_1 += tap_1 * dy_B
+                partial_2 += tap_2 * dy_B
+                partial_3 += tap_3 * dy_B
+            tl.store(dx_place + step * C, partial_3.to(dx.dtype.element_ty), mask=inside & (step >= 3))
+            partial_3 = partial_2
+            partial_2 = partial_1
+            partial_1 = tap_0 * dy_B
+            back_3 = back_2
+            back_2 = back_1
+            back_1 = now
 
     place = dweight + program.to(tl.int64) * (4 * C) + channel
     tl.store(place, dtap_0, mask=inside)

@@ -45,6 +45,18 @@ def combine_kernel(
 
 
 @jit
+def spread_kernel(
+    x: tl.tensor, row: tl.tensor, y: tl.tensor, D: tl.constexpr, W: tl.constexpr, K: tl.constexpr
+) -> None:
+    """Write one token's features to its K rows; grid (T, ceil(D / W))."""
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * W + tl.arange(0, W)
+    x_D = tl.load(x + token * D + column, mask=column < D, other=0.0)
+    for k in tl.static_range(K):
+        tl.store(y + tl.load(row + token * K + k) * D + column, x_D, mask=column < D)
+
+
+@jit
 def combine_backward_kernel(
     y: tl.tensor,
     row: tl.tensor,
@@ -71,24 +83,34 @@ def combine_backward_kernel(
     tl.store(dweight + choice, tl.sum(dot_D, axis=0).to(dweight.dtype.element_ty))
 
 
+def _tile(features: int, row_TK: torch.Tensor) -> dict[str, int]:
+    width = min(triton.next_power_of_2(max(features, 1)), TILE)
+    return {"D": features, "W": width, "K": row_TK.shape[1], "num_warps": 4}
+
+
+def _spread(x_TD: torch.Tensor, row_TK: torch.Tensor) -> torch.Tensor:
+    features = x_TD.shape[1]
+    y_PD = torch.empty(row_TK.numel(), features, dtype=x_TD.dtype, device=x_TD.device)
+    if y_PD.numel():
+        tile = _tile(features, row_TK)
+        with on_device_of(x_TD):
+            spread_kernel[(len(row_TK), triton.cdiv(features, tile["W"]))](x_TD, row_TK, y_PD, **tile)
+    return y_PD
+
+
 def _combine(y_PD: torch.Tensor, row_TK: torch.Tensor, weight_TK: torch.Tensor | None) -> torch.Tensor:
-    tokens, choices = row_TK.shape
     features = y_PD.shape[1]
-    out_TD = torch.empty(tokens, features, dtype=y_PD.dtype, device=y_PD.device)
-    width = min(triton.next_power_of_2(features), TILE) if features else 1
-    grid = (tokens, triton.cdiv(features, width))
-    if grid[0] and grid[1]:
+    out_TD = torch.empty(len(row_TK), features, dtype=y_PD.dtype, device=y_PD.device)
+    if out_TD.numel():
+        tile = _tile(features, row_TK)
         with on_device_of(y_PD):
-            combine_kernel[grid](
+            combine_kernel[(len(row_TK), triton.cdiv(features, tile["W"]))](
                 y_PD,
                 row_TK,
                 row_TK if weight_TK is None else weight_TK,
                 out_TD,
-                D=features,
-                W=width,
-                K=choices,
                 WEIGHTED=weight_TK is not None,
-                num_warps=4,
+                **tile,
             )
     return out_TD
 
@@ -96,14 +118,15 @@ def _combine(y_PD: torch.Tensor, row_TK: torch.Tensor, weight_TK: torch.Tensor |
 class _Permute(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_TD: torch.Tensor, permutation: Permutation) -> torch.Tensor:
-        ctx.save_for_backward(permutation.row_TK)
-        return x_TD.index_select(0, permutation.token_P)
+        row_TK = permutation.row_TK.contiguous()
+        ctx.save_for_backward(row_TK)
+        return _spread(x_TD.contiguous(), row_TK)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dx_PD: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (row_TK,) = ctx.saved_tensors
-        return _combine(dx_PD.contiguous(), row_TK.contiguous(), None), None
+        return _combine(dx_PD.contiguous(), row_TK, None), None
 
 
 class _Unpermute(torch.autograd.Function):
@@ -118,9 +141,7 @@ class _Unpermute(torch.autograd.Function):
     def backward(ctx: Any, dy_TD: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         y_PD, weight_TK, row_TK = ctx.saved_tensors
         dy_PD, dweight_TK = torch.empty_like(y_PD), torch.empty_like(weight_TK)
-        features = y_PD.shape[1]
         if row_TK.numel():
-            width = min(triton.next_power_of_2(features), TILE) if features else 1
             with on_device_of(y_PD):
                 combine_backward_kernel[row_TK.shape](
                     y_PD,
@@ -129,10 +150,7 @@ class _Unpermute(torch.autograd.Function):
                     dy_TD.contiguous(),
                     dy_PD,
                     dweight_TK,
-                    D=features,
-                    W=width,
-                    K=row_TK.shape[1],
-                    num_warps=4,
+                    **_tile(y_PD.shape[1], row_TK),
                 )
         return dy_PD, dweight_TK, None
 
