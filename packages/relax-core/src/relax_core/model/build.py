@@ -62,11 +62,11 @@ def build_model(
 
 def _refuse_unbuilt(parallel: ParallelConfig) -> None:
     """Raises ValueError for parallel axes whose numbers are not proven."""
-    sizes = {axis: getattr(parallel, axis) for axis in ("pipeline", "context", "expert")}
+    sizes = {axis: getattr(parallel, axis) for axis in ("pipeline", "expert")}
     wrong = [f"{axis} {size}" for axis, size in sizes.items() if size > 1]
     wrong += ["sequence true"] if parallel.sequence else []
     if wrong:
         raise ValueError(
             f"parallel sizes not supported yet: {', '.join(wrong)}; "
-            "use tensor and data parallelism, and leave these at their defaults"
+            "use tensor, context and data parallelism, and leave these at their defaults"
         )
