@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from relax_bridge import Checkpoint, model_map
+from relax_bridge import Checkpoint, Layout, ModelMap, export_buckets, import_shards, model_map
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -54,6 +54,135 @@ def write_plain(path: Path, config: Mapping[str, Any], tensors: dict[str, Tensor
     (path / "config.json").write_text(json.dumps(config))
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
     return Checkpoint.open(path)
+
+
+class MemoryCheckpoint(Checkpoint):
+    """Tensors in memory behind the reading interface; `read` counts the elements asked for."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self.tensors = tensors
+        self.path = Path("memory")
+        self.read = 0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.tensors)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.tensors
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.tensors[name].shape)
+
+    def dtype(self, name: str) -> torch.dtype:
+        return self.tensors[name].dtype
+
+    def stored_dtype(self, name: str) -> str:
+        return str(self.tensors[name].dtype)
+
+    def tensor(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+    def slice(self, name: str, *index: slice) -> Tensor:
+        return self.tensors[name][index]
+
+    def read_into(
+        self, out: Tensor, name: str, *, row: int = 0, column: int | None = None, stack: int | None = None
+    ) -> None:
+        whole = self.tensors[name] if stack is None else self.tensors[name][stack]
+        block = whole[row : row + out.shape[0]]
+        self.read += out.numel()
+        out.copy_(block if column is None else block[:, column : column + out.shape[1]])
+
+
+class Rehearsal:
+    """An exchange among ranks that run one after the other in this process.
+
+    Planning makes what a rank sends independent of what it gets, so each rank first runs for what it sends
+    (`sending`), then with all of it at hand (`receiving`).
+    """
+
+    def __init__(self, ranks: int, to: int | None) -> None:
+        self.to = to
+        self.sent: list[list[Tensor]] = [[] for _ in range(ranks)]
+
+    def as_rank(self, rank: int, *, sending: bool) -> "Rehearsal.Rank":
+        return self.Rank(self, rank, sending)
+
+    class Rank:
+        def __init__(self, all_: "Rehearsal", rank: int, sending: bool) -> None:
+            self.all, self.rank, self.sending, self.step = all_, rank, sending, -1
+
+        def receives(self, rank: int) -> bool:
+            return self.all.to is None or rank == self.all.to
+
+        def start(self, mine: Tensor, sizes: Any) -> Any:
+            assert mine.numel() == sizes[self.rank], "every rank must know what the others send"
+            self.step += 1
+            if self.sending:
+                self.all.sent[self.rank].append(mine)
+                return lambda: None
+            got = [sent[self.step] for sent in self.all.sent]
+            assert [x.numel() for x in got] == list(sizes)
+            return lambda: got if self.receives(self.rank) else None
+
+
+def export_from_ranks(
+    table: ModelMap,
+    held: list[list[dict[str, Tensor]]],
+    layout: Layout,
+    *,
+    to: int | None = 0,
+    **options: Any,
+) -> list[list[dict[str, Tensor]]]:
+    """The buckets that each rank of a layout yields; `held` is each rank's chunks."""
+    every = Rehearsal(layout.world_size, to)
+    found: list[list[dict[str, Tensor]]] = []
+    for sending in (True, False):
+        found = [
+            [
+                dict(bucket)
+                for bucket in export_buckets(
+                    table,
+                    chunks,
+                    layout=layout,
+                    rank=rank,
+                    exchange=every.as_rank(rank, sending=sending),
+                    **options,
+                )
+            ]
+            for rank, chunks in enumerate(held)
+        ]
+    return found
+
+
+@pytest.fixture(scope="session")
+def in_memory() -> type[MemoryCheckpoint]:
+    """A checkpoint of tensors in memory."""
+    return MemoryCheckpoint
+
+
+@pytest.fixture(scope="session")
+def export_all() -> Callable[..., list[list[dict[str, Tensor]]]]:
+    """`export_from_ranks`."""
+    return export_from_ranks
+
+
+@pytest.fixture(scope="session")
+def import_all() -> Callable[..., list[list[dict[str, Tensor]]]]:
+    """Every rank's tensors by local name, one mapping a chunk."""
+
+    def load(table: ModelMap, checkpoint: Checkpoint, layout: Layout) -> list[list[dict[str, Tensor]]]:
+        ranks: list[list[dict[str, Tensor]]] = []
+        for rank in range(layout.world_size):
+            chunks: list[dict[str, Tensor]] = [{} for _ in range(layout.virtual)]
+            for shard, tensor in import_shards(table, checkpoint, layout=layout, rank=rank):
+                assert shard.name not in chunks[shard.chunk]
+                chunks[shard.chunk][shard.name] = tensor
+            ranks.append(chunks)
+        return ranks
+
+    return load
 
 
 @pytest.fixture

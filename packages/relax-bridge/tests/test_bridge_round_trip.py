@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from relax_bridge import Checkpoint, CoverageError, MtpMismatchError, model_map, write_checkpoint
+from relax_bridge import CoverageError, MtpMismatchError, model_map, write_checkpoint
 
 
 def test_a_round_trip_returns_the_very_bytes(tiny, tmp_path):
@@ -208,7 +208,7 @@ KINDS = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "qwen3", "qwen3_moe")
     vl=st.booleans(),
 )
 def test_any_small_model_is_covered_exactly_once_and_returns_bit_for_bit(
-    noise, sizes, ratio, kind, packed, vl
+    noise, in_memory, sizes, ratio, kind, packed, vl
 ):
     config = sizes | {
         "model_type": kind,
@@ -221,7 +221,7 @@ def test_any_small_model_is_covered_exactly_once_and_returns_bit_for_bit(
     names = [prefix + "layers.0.mlp.experts.gate_up_proj" if packed else prefix + "norm.weight"]
     the_map = model_map(config, names=names)
     hf = noise(the_map.hf_shapes())
-    held = FakeCheckpoint(hf)
+    held = in_memory(hf)
     there = dict(the_map.import_tensors(held))
     assert {name: tuple(x.shape) for name, x in there.items()} == the_map.megatron_shapes()
     assert sum(x.numel() for x in there.values()) == sum(x.numel() for x in hf.values())
@@ -232,29 +232,3 @@ def test_any_small_model_is_covered_exactly_once_and_returns_bit_for_bit(
     for entry in the_map.entries:
         one = [entry.partition.shard(there[entry.megatron], 0, 1)]
         assert torch.equal(entry.partition.gather(one), there[entry.megatron])
-
-
-class FakeCheckpoint(Checkpoint):
-    """Tensors in memory behind the reading interface."""
-
-    def __init__(self, tensors):
-        self.tensors = tensors
-        self.path = "memory"
-
-    names = property(lambda self: tuple(self.tensors))
-    tensor = property(lambda self: self.tensors.__getitem__)
-
-    def __contains__(self, name):
-        return name in self.tensors
-
-    def shape(self, name):
-        return tuple(self.tensors[name].shape)
-
-    def dtype(self, name):
-        return self.tensors[name].dtype
-
-    def stored_dtype(self, name):
-        return str(self.tensors[name].dtype)
-
-    def slice(self, name, *index):
-        return self.tensors[name][index]

@@ -11,8 +11,14 @@ from relax_bridge.errors import (
     MtpMismatchError,
     Problems,
 )
+from relax_bridge.exchange import Exchange, ProcessGroupExchange
+from relax_bridge.layout import Layout
 from relax_bridge.model_map import ModelMap
 from relax_bridge.models import model_map
+from relax_bridge.mtp import adapt_mtp
+from relax_bridge.placement import Placement, Shard
+from relax_bridge.sharded_export import HfShard, export_buckets, export_shards
+from relax_bridge.sharded_import import import_shards
 from relax_bridge.writer import write_checkpoint
 
 __version__ = version("relax-bridge")
@@ -23,9 +29,19 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "CoverageError",
+    "Exchange",
+    "HfShard",
+    "Layout",
     "ModelMap",
     "MtpMismatchError",
+    "Placement",
     "Problems",
+    "ProcessGroupExchange",
+    "Shard",
+    "adapt_mtp",
+    "export_buckets",
+    "export_shards",
+    "import_shards",
     "model_map",
     "write_checkpoint",
 ]

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from relax_bridge.errors import CheckpointError
+from relax_bridge.raw_file import RawFile
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
@@ -34,6 +35,12 @@ class Checkpoint:
 
     Opening reads only the headers (and so finds a file that was cut short); tensors are read from the mapped
     files one by one, or slice by slice.
+
+    Attributes:
+        path: the directory.
+        config: its parsed `config.json`.
+        config_changed: whether `config` is another than the file's (see `relax_bridge.mtp.adapt_mtp`).
+        index_metadata: the metadata of its index; None without one.
     """
 
     def __init__(self, path: Path, config: Mapping[str, Any], files: Mapping[str, Any], index: Any) -> None:
@@ -41,7 +48,9 @@ class Checkpoint:
         self.path = path
         self.config = config
         self.index_metadata: dict[str, Any] | None = index
+        self.config_changed = False
         self._files = files
+        self._raw_files: dict[str, RawFile] = {}
         self._stored = {
             name: Stored(file, tuple(view.get_shape()), view.get_dtype())
             for file, handle in files.items()
@@ -133,6 +142,33 @@ class Checkpoint:
         """Reads a part of a tensor, one slice an axis; only the bytes of the part are touched."""
         part: Tensor = self._files[self._at(name).file].get_slice(name)[index]
         return part
+
+    def read_into(
+        self, out: Tensor, name: str, *, row: int = 0, column: int | None = None, stack: int | None = None
+    ) -> None:
+        """Fills `out` with a window of a tensor; only the bytes of the window are read.
+
+        Args:
+            out: on the CPU, of the stored dtype; contiguous unless `column` is given.
+            name: the tensor, [R, ...] or with `stack` [E, R, ...].
+            row: the window's first row.
+            column: the window's first column, for tensors [R, C]; None takes whole rows.
+            stack: the position along a leading axis E.
+        """
+        at = self._at(name)
+        shape = at.shape if stack is None else at.shape[1:]
+        width = prod(shape[1:])
+        skip = ((stack or 0) * shape[0] + row) * width
+        file = self._raw(at.file)
+        if column is None:
+            file.read_into(out, name, skip)
+        else:
+            file.read_columns_into(out, name, skip + column, width)
+
+    def _raw(self, file: str) -> RawFile:
+        if file not in self._raw_files:
+            self._raw_files[file] = RawFile(self.path / file)
+        return self._raw_files[file]
 
     def _at(self, name: str) -> Stored:
         if name not in self._stored:

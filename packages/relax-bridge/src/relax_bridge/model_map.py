@@ -1,6 +1,7 @@
 """A model's weight map: a table of rows, and what follows from it (import, export, shapes)."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +15,7 @@ from relax_bridge.errors import BridgeError, CoverageError, MtpMismatchError, Pr
 from relax_bridge.table import Entry, Row
 from relax_bridge.transforms import Shape
 
+TRUNK = "decoder.layers."
 _MTP_LAYER = re.compile(r"^mtp\.layers\.(\d+)\.")
 
 
@@ -41,11 +43,22 @@ class ModelMap:
         for head, rows in groupby(self.rows, key=lambda row: row.megatron.partition("{i}")[:2]):
             block = [entry for row in rows for entry in row.entries()]
             if head[1]:
-                start = len(head[0])
-                block.sort(key=lambda entry: int(entry.megatron[start:].split(".", 1)[0]))
+                block.sort(key=lambda entry: entry.layer or 0)
             found += block
         _check_bijective(found)
         return tuple(found)
+
+    @cached_property
+    def trunk_layers(self) -> int:
+        """The number of layers of the trunk, those of multi-token prediction not counted."""
+        return 1 + max(
+            (i for row in self.rows if row.megatron.startswith(TRUNK) for i in row.at["i"]), default=-1
+        )
+
+    @cached_property
+    def tied(self) -> bool:
+        """Whether the output head is the embedding."""
+        return not any(row.megatron.startswith("output_layer.") for row in self.rows)
 
     def megatron_shapes(self) -> dict[str, Shape]:
         """Megatron name -> full shape, in stream order."""
@@ -67,8 +80,8 @@ class ModelMap:
             raise MtpMismatchError(
                 f"{checkpoint.path} holds {stored} MTP layers and the model has {self.mtp_layers}. Set "
                 f"mtp_num_hidden_layers to {stored} in its config.json, build the model (and model_map) with "
-                f"mtp_layers={stored}, or use a checkpoint with {self.mtp_layers}. (transformers drops "
-                "`mtp.*` when it saves a model.)"
+                f"mtp_layers={stored}, use a checkpoint with {self.mtp_layers}, or choose mtp.init: copy, "
+                "random or truncate. (transformers drops `mtp.*` when it saves a model.)"
             )
         problems = self.problems(checkpoint)
         if problems:
@@ -218,18 +231,28 @@ def _cast(x: Tensor, like: Checkpoint | None, hf: str) -> Tensor:
 
 def _check_bijective(entries: Iterable[Entry]) -> None:
     """Each Megatron tensor once; each Hugging Face tensor whole once, or each place of its stack once."""
-    taken: set[tuple[str, str, int | None]] = set()
-    stacked: dict[str, int] = {}
-    for entry in entries:
-        for side, name in (("megatron", entry.megatron), *(("hf", n) for n in entry.hf)):
-            key = (side, name, entry.stack_index if side == "hf" else None)
-            if key in taken or (
-                side == "hf" and entry.stack_index is not None and (side, name, None) in taken
-            ):
-                raise BridgeError(f"the table covers {name!r} twice")
-            taken.add(key)
-        if entry.stack_index is not None:
-            stacked |= {name: shape[0] for name, shape in zip(entry.hf, entry.hf_shapes, strict=True)}
-    for name, size in stacked.items():
-        if any(("hf", name, place) not in taken for place in range(size)) or ("hf", name, None) in taken:
+    names: list[str] = []
+    whole: list[str] = []
+    stacked: dict[str, list[int]] = {}
+    sizes: dict[str, int] = {}
+    for row, megatron, hf, _, expert in entries:
+        names.append(megatron)
+        if row.stacked is None:
+            whole += hf
+            continue
+        for name, shape in zip(hf, row.hf_shapes, strict=True):
+            stacked.setdefault(name, []).append(-1 if expert is None else expert)
+            sizes[name] = shape[0]
+    twice = [*_repeated(names), *_repeated(whole), *(stacked.keys() & set(whole))]
+    twice += [name for name, places in stacked.items() if len(set(places)) < len(places)]
+    if twice:
+        raise BridgeError(f"the table covers {twice[0]!r} twice")
+    for name, places in stacked.items():
+        if set(places) != set(range(sizes[name])):
             raise BridgeError(f"the table does not cover the whole of {name!r}")
+
+
+def _repeated(names: list[str]) -> list[str]:
+    return (
+        [name for name, count in Counter(names).items() if count > 1] if len(set(names)) < len(names) else []
+    )

@@ -2,44 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import product
+from typing import NamedTuple
 
 from relax_bridge.partition import Partition, Replicated
 from relax_bridge.transforms import Identity, Shape, Transform
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One Megatron tensor and the Hugging Face tensors it is made of.
-
-    Attributes:
-        megatron: its name.
-        hf: the Hugging Face names, in the order the transform takes them.
-        hf_shapes: the shapes of those tensors in the checkpoint.
-        transform: how the parts become one tensor.
-        partition: how the Megatron tensor lies over tensor-parallel ranks.
-        stack_index: where the Hugging Face tensors stack several entries along axis 0 (packed experts), the
-            position of this one; None where an entry takes its tensors whole.
-        expert: the expert this tensor belongs to; None outside of experts.
-    """
-
-    megatron: str
-    hf: tuple[str, ...]
-    hf_shapes: tuple[Shape, ...]
-    transform: Transform
-    partition: Partition
-    stack_index: int | None = None
-    expert: int | None = None
-
-    @property
-    def part_shapes(self) -> tuple[Shape, ...]:
-        """The shapes the transform takes: the checkpoint's, without the axis of a stack."""
-        return self.hf_shapes if self.stack_index is None else tuple(shape[1:] for shape in self.hf_shapes)
-
-    @property
-    def megatron_shape(self) -> Shape:
-        """The full (unsharded) Megatron shape."""
-        return self.transform.fused_shape(self.part_shapes)
 
 
 @dataclass(frozen=True)
@@ -64,19 +32,70 @@ class Row:
     at: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     stacked: str | None = None
 
-    def entries(self) -> Iterator[Entry]:
+    @cached_property
+    def part_shapes(self) -> tuple[Shape, ...]:
+        """The shapes the transform takes: the checkpoint's, without the axis of a stack."""
+        return self.hf_shapes if self.stacked is None else tuple(shape[1:] for shape in self.hf_shapes)
+
+    @cached_property
+    def megatron_shape(self) -> Shape:
+        """The full (unsharded) Megatron shape of each of its tensors."""
+        return self.transform.fused_shape(self.part_shapes)
+
+    def entries(self) -> Iterator["Entry"]:
         """The concrete tensors, in index order."""
-        for values in product(*self.at.values()):
-            index = dict(zip(self.at, values, strict=True))
-            yield Entry(
-                self.megatron.format(**index),
-                tuple(name.format(**index) for name in self.hf),
-                self.hf_shapes,
-                self.transform,
-                self.partition,
-                index[self.stacked] if self.stacked else None,
-                index.get("e"),
-            )
+        name, hf = self.megatron.format, [name.format for name in self.hf]
+        for i, e in product(self.at.get("i", (None,)), self.at.get("e", (None,))):
+            yield Entry(self, name(i=i, e=e), tuple([one(i=i, e=e) for one in hf]), i, e)
+
+
+class Entry(NamedTuple):
+    """One Megatron tensor and the Hugging Face tensors it is made of.
+
+    Attributes:
+        row: the line of the table it comes from.
+        megatron: its name.
+        hf: the Hugging Face names, in the order the transform takes them.
+        layer: the layer of its stack (trunk or MTP); None outside of layers.
+        expert: the expert this tensor belongs to; None outside of experts.
+    """
+
+    row: Row
+    megatron: str
+    hf: tuple[str, ...]
+    layer: int | None
+    expert: int | None
+
+    @property
+    def hf_shapes(self) -> tuple[Shape, ...]:
+        """The shapes of the Hugging Face tensors in the checkpoint."""
+        return self.row.hf_shapes
+
+    @property
+    def part_shapes(self) -> tuple[Shape, ...]:
+        """The shapes the transform takes: the checkpoint's, without the axis of a stack."""
+        return self.row.part_shapes
+
+    @property
+    def megatron_shape(self) -> Shape:
+        """The full (unsharded) Megatron shape."""
+        return self.row.megatron_shape
+
+    @property
+    def transform(self) -> Transform:
+        """How the parts become one tensor."""
+        return self.row.transform
+
+    @property
+    def partition(self) -> Partition:
+        """How the Megatron tensor lies over tensor-parallel ranks."""
+        return self.row.partition
+
+    @property
+    def stack_index(self) -> int | None:
+        """Where the Hugging Face tensors stack several entries along axis 0 (packed experts), its
+        position."""
+        return None if self.row.stacked is None else self.expert
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,30 @@
 """Named invertible transforms between Hugging Face tensors and one fused Megatron tensor.
 
+A transform is an order of rows: which rows of which Hugging Face tensor (a part) lie one after the other in
+the fused tensor. Everything follows from it: `forward` takes the parts in the order of the table's row,
+`inverse` gives them back, and a reader of one rank's rows knows where each of them is stored. Elements are
+only moved, so a round trip is exact for every dtype.
+
 Letters: R rows of one part, G key/value groups, P query heads per group, D head dim, H hidden, K key heads,
 M value heads per key head.
-`forward` takes the Hugging Face tensors in the order of the row, `inverse` gives them back; both only move
-elements, so a round trip is exact for every dtype. Results may share memory with their inputs.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 Shape = tuple[int, ...]
+
+
+class Run(NamedTuple):
+    """`size` consecutive rows of part `part`, from `start`."""
+
+    part: int
+    start: int
+    size: int
 
 
 @runtime_checkable
@@ -23,6 +34,10 @@ class Transform(Protocol):
     @property
     def name(self) -> str:
         """The word shown by `relax-bridge map` and `audit`."""
+        ...
+
+    def runs(self, shapes: Sequence[Shape]) -> tuple[Run, ...]:
+        """The rows of the fused tensor, in order, for parts of these shapes; each row of each part once."""
         ...
 
     def forward(self, parts: Sequence[Tensor]) -> Tensor:
@@ -44,6 +59,11 @@ class Identity:
 
     name: ClassVar[str] = "identity"
 
+    def runs(self, shapes: Sequence[Shape]) -> tuple[Run, ...]:
+        """All rows of the only part."""
+        (shape,) = shapes
+        return (Run(0, 0, shape[0]),)
+
     def forward(self, parts: Sequence[Tensor]) -> Tensor:
         """Returns the only part."""
         (part,) = parts
@@ -59,20 +79,32 @@ class Identity:
         return shape
 
 
-@dataclass(frozen=True)
-class Concat:
-    """Parts [R_0, ...], [R_1, ...], ... stacked along axis 0 in the order of the row."""
+class RowOrder:
+    """`forward`, `inverse` and `fused_shape` of a transform whose `order()` does not depend on shapes."""
 
-    rows: tuple[int, ...]
-    name: ClassVar[str] = "concat"
+    def order(self) -> tuple[Run, ...]:
+        """The rows of the fused tensor."""
+        raise NotImplementedError
+
+    def runs(self, shapes: Sequence[Shape]) -> tuple[Run, ...]:
+        """`order()`."""
+        return self.order()
 
     def forward(self, parts: Sequence[Tensor]) -> Tensor:
         """[R_0, ...], [R_1, ...] -> [R_0 + R_1, ...]."""
-        return torch.cat(list(parts), dim=0)
+        return torch.cat([parts[run.part].narrow(0, run.start, run.size) for run in self.order()])
 
     def inverse(self, fused: Tensor) -> tuple[Tensor, ...]:
-        """[sum R, ...] -> one view a part."""
-        return tuple(torch.split(fused, list(self.rows), dim=0))
+        """[sum R, ...] -> one tensor a part; views where a part's rows lie together."""
+        at, pieces = 0, []
+        for run in self.order():
+            pieces.append((run, fused.narrow(0, at, run.size)))
+            at += run.size
+        pieces.sort(key=lambda piece: piece[0])
+        parts: dict[int, list[Tensor]] = {}
+        for run, piece in pieces:
+            parts.setdefault(run.part, []).append(piece)
+        return tuple(part[0] if len(part) == 1 else torch.cat(part) for part in parts.values())
 
     def fused_shape(self, shapes: Sequence[Shape]) -> Shape:
         """Axis 0 is the sum of the parts' rows."""
@@ -80,7 +112,19 @@ class Concat:
 
 
 @dataclass(frozen=True)
-class GroupedQkv:
+class Concat(RowOrder):
+    """Parts of `rows` rows stacked along axis 0 in the order of the row."""
+
+    rows: tuple[int, ...]
+    name: ClassVar[str] = "concat"
+
+    def order(self) -> tuple[Run, ...]:
+        """Each part whole."""
+        return tuple(Run(part, 0, rows) for part, rows in enumerate(self.rows))
+
+
+@dataclass(frozen=True)
+class GroupedQkv(RowOrder):
     """Query, key and value rows interleaved by key/value group, as Megatron's `linear_qkv` holds them.
 
     Plain: q_proj [G*P*D, H], k_proj and v_proj [G*D, H] -> per group [P query heads; key; value].
@@ -98,37 +142,23 @@ class GroupedQkv:
         """`gated_qkv` or `qkv`."""
         return "gated_qkv" if self.gate else "qkv"
 
-    def forward(self, parts: Sequence[Tensor]) -> Tensor:
-        """q_proj, k_proj, v_proj -> [G*(S*P+2)*D, H] with S = 2 if gated else 1."""
-        q_proj, k_proj, v_proj = parts
-        tail = q_proj.shape[1:]
-        sides = 2 if self.gate else 1
-        q = q_proj.reshape(self.groups, self.heads_per_group, sides, self.head_dim, *tail)
-        q = q.transpose(1, 2).reshape(self.groups, sides * self.heads_per_group, self.head_dim, *tail)
-        k = k_proj.reshape(self.groups, 1, self.head_dim, *tail)
-        v = v_proj.reshape(self.groups, 1, self.head_dim, *tail)
-        return torch.cat([q, k, v], dim=1).reshape(-1, *tail)
-
-    def inverse(self, fused: Tensor) -> tuple[Tensor, ...]:
-        """[G*(S*P+2)*D, H] -> q_proj, k_proj, v_proj."""
-        tail = fused.shape[1:]
-        sides = 2 if self.gate else 1
-        heads = sides * self.heads_per_group
-        grouped = fused.reshape(self.groups, heads + 2, self.head_dim, *tail)
-        q = grouped[:, :heads].reshape(self.groups, sides, self.heads_per_group, self.head_dim, *tail)
-        return (
-            q.transpose(1, 2).reshape(-1, *tail),
-            grouped[:, heads].reshape(-1, *tail),
-            grouped[:, heads + 1].reshape(-1, *tail),
-        )
-
-    def fused_shape(self, shapes: Sequence[Shape]) -> Shape:
-        """Axis 0 is the sum of the parts' rows."""
-        return (sum(shape[0] for shape in shapes), *shapes[0][1:])
+    def order(self) -> tuple[Run, ...]:
+        """Group by group; with gates head by head, else a group's queries together."""
+        d, heads = self.head_dim, self.heads_per_group
+        found = []
+        for g in range(self.groups):
+            if self.gate:
+                found += [
+                    Run(0, (2 * (g * heads + p) + side) * d, d) for side in (0, 1) for p in range(heads)
+                ]
+            else:
+                found.append(Run(0, g * heads * d, heads * d))
+            found += [Run(1, g * d, d), Run(2, g * d, d)]
+        return tuple(found)
 
 
 @dataclass(frozen=True)
-class GroupedDeltaNet:
+class GroupedDeltaNet(RowOrder):
     """Qwen3-Next's projections, interleaved by key head, and Megatron's flat rows q, k, v, z, b, a.
 
     in_proj_qkvz holds per key head [q (Dk); k (Dk); v (M*Dv); z (M*Dv)], in_proj_ba [b (M); a (M)].
@@ -140,31 +170,15 @@ class GroupedDeltaNet:
     value_dim: int
     name: ClassVar[str] = "grouped_delta_net"
 
-    def forward(self, parts: Sequence[Tensor]) -> Tensor:
-        """in_proj_qkvz [K*(2*Dk + 2*M*Dv), H], in_proj_ba [K*2*M, H] -> in_proj [the same rows, H]."""
-        flat = []
-        for part, sizes in zip(parts, self._sizes(), strict=True):
-            grouped = part.reshape(self.key_heads, sum(sizes), *part.shape[1:])
-            flat += [x.reshape(-1, *part.shape[1:]) for x in torch.split(grouped, list(sizes), dim=1)]
-        return torch.cat(flat, dim=0)
-
-    def inverse(self, fused: Tensor) -> tuple[Tensor, ...]:
-        """in_proj -> in_proj_qkvz, in_proj_ba."""
-        sizes = self._sizes()
-        rows = [self.key_heads * size for group in sizes for size in group]
-        flat = iter(torch.split(fused, rows, dim=0))
-        tail = fused.shape[1:]
-        return tuple(
-            torch.cat([next(flat).reshape(self.key_heads, size, *tail) for size in group], dim=1).reshape(
-                -1, *tail
-            )
-            for group in sizes
-        )
-
-    def fused_shape(self, shapes: Sequence[Shape]) -> Shape:
-        """Axis 0 is the sum of the parts' rows."""
-        return (sum(shape[0] for shape in shapes), *shapes[0][1:])
-
-    def _sizes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def order(self) -> tuple[Run, ...]:
+        """Kind by kind, head by head."""
         value = self.values_per_key * self.value_dim
-        return (self.key_dim, self.key_dim, value, value), (self.values_per_key, self.values_per_key)
+        found = []
+        for part, sizes in enumerate(
+            ((self.key_dim, self.key_dim, value, value), (self.values_per_key, self.values_per_key))
+        ):
+            at = 0
+            for size in sizes:
+                found += [Run(part, head * sum(sizes) + at, size) for head in range(self.key_heads)]
+                at += size
+        return tuple(found)

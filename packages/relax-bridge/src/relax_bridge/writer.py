@@ -59,7 +59,8 @@ def write_checkpoint(
             its source dtype.
         max_shard_bytes: the size of a weight file at most (a larger single tensor has a file to itself);
             by default the files of `like`, or one file if it has no weights.
-        config: written as `config.json` in place of the copied one.
+        config: written as `config.json` in place of the copied one; by default that of `like` if it was
+            changed.
 
     Returns:
         `out_dir` as a path.
@@ -83,6 +84,8 @@ def write_checkpoint(
         else:
             _write_greedy(work, stream, like, max_shard_bytes)
         _copy_companions(like.path, work)
+        if config is None and like.config_changed:
+            config = like.config
         if config is not None:
             _write_json(work / CONFIG, config)
     return Path(out_dir)

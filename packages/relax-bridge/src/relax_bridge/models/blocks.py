@@ -6,7 +6,7 @@ the delta net. Norm weights are stored alike on both sides (the trainer's module
 
 from dataclasses import dataclass
 
-from relax_bridge.partition import Component, Split
+from relax_bridge.partition import Component, GroupedSplit, Split
 from relax_bridge.table import Place, Row
 from relax_bridge.transforms import Concat, GroupedDeltaNet, GroupedQkv, Transform
 
@@ -34,19 +34,17 @@ def norms(at: Place, hidden: int) -> list[Row]:
 def attention(at: Place, hidden: int, heads: int, groups: int, dim: int, *, gate: bool) -> list[Row]:
     """Full attention; gated, q_proj holds [query; gate] per head and linear_qkv [q; gate; k; v] per group.
 
-    linear_qkv is one component: a group's block is contiguous, so an even cut of the rows gives each rank
-    whole groups (and megatron-core also cuts evenly when there are more ranks than groups).
+    Ranks hold whole groups, or with more ranks than groups a share of one (see `GroupedSplit`).
     """
     at = at.under("self_attention.", "self_attn.")
     q, kv = heads * dim, groups * dim
     q_rows = 2 * q if gate else q
-    held = "groups of q, gate, k, v" if gate else "groups of q, k, v"
     return [
         at.row(
             "linear_qkv.weight",
             ("q_proj.weight", "k_proj.weight", "v_proj.weight"),
             ((q_rows, hidden), (kv, hidden), (kv, hidden)),
-            Split(0, (Component(held, q_rows + 2 * kv),)),
+            GroupedSplit(groups, heads // groups, dim, 2 if gate else 1),
             GroupedQkv(groups, heads // groups, dim, gate),
         ),
         at.row("q_layernorm.weight", "q_norm.weight", (dim,)),
