@@ -5,7 +5,7 @@
 Weights travel through a checkpoint and the bridge, as in a run. Compared: the log-prob of every next token,
 and the gradient of their mean with respect to every tensor, under transformers' names. Allowed, as fractions
 of the largest value of each gradient: float32 2e-3 (TF32 is off; both sides sum small differences of large
-numbers, most in the decay's gradient), bfloat16 8e-2 (every activation is rounded to 8 bits, through four
+numbers, most in the decay's gradient), bfloat16 0.15 (every activation is rounded to 8 bits, through four
 layers and back), and for the mean difference of a log-prob 1e-5 and 0.05. `cosine` is the smallest over the
 tensors.
 Exit status 1 if a case fails.
@@ -51,7 +51,7 @@ KINDS = {
     # Where rounding tips the choice of an expert the results differ by right: bfloat16 chooses all.
     "16 of 16 experts": (EXPERTS | {"num_experts_per_tok": 16}, (torch.bfloat16,)),
 }
-ALLOWED = {torch.float32: (1e-5, 2e-3, 0.99999), torch.bfloat16: (0.05, 8e-2, 0.995)}
+ALLOWED = {torch.float32: (1e-5, 2e-3, 0.99999), torch.bfloat16: (0.05, 0.15, 0.995)}
 
 
 def transformers_model(kind: str) -> Any:
