@@ -95,6 +95,14 @@ def tests(session: nox.Session, package: str) -> None:
 
 
 @nox.session(python=PYTHON)
+def parity(session: nox.Session) -> None:
+    """Every layout of relax-core's table (2 and 4 gloo ranks) against one rank; `tests` runs a few."""
+    package = "packages/relax-core"
+    session.install("--exact", *test_groups("relax-core"), "--group", "accelerator", "-e", package)
+    run_pytest(session, f"{package}/tests/parity", "-m", "parity or not parity")
+
+
+@nox.session(python=PYTHON)
 @per_package
 def tests_lowest(session: nox.Session, package: str) -> None:
     """One package's tests with the oldest versions that its pyproject.toml admits."""

@@ -28,6 +28,10 @@ def build(config_of, depths: int, **options):
     return config, model
 
 
+def ahead(tokens_T, layout, depths):
+    return [layout.shift(tokens_T, depth + 1) for depth in range(depths)]
+
+
 def norm(x, weight, eps=1e-6):
     return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * (1 + weight)
 
@@ -73,7 +77,7 @@ def test_every_depth_equals_an_independent_forward_pass(cpu_world, config_of, de
     samples = [torch.randint(0, 96, (n,)) for n in LENGTHS]
     tokens_T = layout.pack(samples, dtype=torch.int64)
     trunk_TD = torch.randn(layout.padded_total, config["hidden_size"], requires_grad=True)
-    ours = model.mtp_hidden(trunk_TD, tokens_T, layout)
+    ours = model.mtp_hidden(trunk_TD, ahead(tokens_T, layout, depths), layout)
     assert len(ours) == model.mtp_depths == depths
 
     named = dict(model.named_parameters())
@@ -116,7 +120,7 @@ def test_detached_parts_get_exactly_no_gradient_and_others_do(cpu_world, config_
     # differ by row.
     target_T = torch.where(layout.ahead(2)[1], 0, -1)
     tokens_T.clamp_(min=1)
-    hidden = model.mtp_hidden(model(tokens_T, layout), tokens_T, layout)
+    hidden = model.mtp_hidden(model(tokens_T, layout), ahead(tokens_T, layout, 2), layout)
     sum(-model.token_logprobs(h, target_T, detach_head=flags[2]).logprob_T.sum() for h in hidden).backward()
 
     def moved(prefix):
@@ -153,4 +157,4 @@ def test_the_trunk_is_the_same_with_and_without_draft_layers(cpu_world, config_o
     layout, tokens_T = PackedLayout.build((5, 3)), torch.randint(0, 96, (8,))
     assert torch.equal(with_drafts(tokens_T, layout), without(tokens_T, layout))
     assert without.mtp_depths == 0
-    assert without.mtp_hidden(without(tokens_T, layout), tokens_T, layout) == []
+    assert without.mtp_hidden(without(tokens_T, layout), [], layout) == []

@@ -15,7 +15,8 @@ def model(cpu_world, config_of):
 
 def outputs(model, layout, tokens_T):
     hidden_TD = model(tokens_T, layout)
-    return [hidden_TD, *model.mtp_hidden(hidden_TD, tokens_T, layout)]
+    ahead_T = [layout.shift(tokens_T, depth + 1) for depth in range(model.mtp_depths)]
+    return [hidden_TD, *model.mtp_hidden(hidden_TD, ahead_T, layout)]
 
 
 @pytest.mark.parametrize("changed", range(len(LENGTHS)))

@@ -27,7 +27,9 @@ def gradients(config, recompute, detach, saved=None):
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         hidden_TD = model(tokens_T, LAYOUT)
-        drafts = model.mtp_hidden(hidden_TD, tokens_T, LAYOUT)
+        drafts = model.mtp_hidden(
+            hidden_TD, [LAYOUT.shift(tokens_T, k + 1) for k in range(model.mtp_depths)], LAYOUT
+        )
     (hidden_TD.square().sum() + sum(draft.square().sum() for draft in drafts)).backward()
     return {
         name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None

@@ -109,7 +109,7 @@ def measure(config, directory, parallel):
     tokens = torch.arange(24) * 7 % 96
     target = torch.where(layout.ahead(1)[1], layout.shift(tokens, 1), -1)
     hidden = model(tokens, layout)
-    drafts = model.mtp_hidden(hidden, tokens, layout)
+    drafts = model.mtp_hidden(hidden, [layout.shift(tokens, k + 1) for k in range(model.mtp_depths)], layout)
     scored = [model.token_logprobs(h, target, with_entropy=True) for h in (hidden, *drafts)]
     (-sum(s.logprob_T.sum() for s in scored)).backward()
     norm = sum(
@@ -167,7 +167,11 @@ def test_a_checkpoint_of_one_rank_gives_the_same_numbers_on_two(cpu_world, confi
     assert two["norm"] == pytest.approx(one["norm"], rel=1e-4)
 
 
-@pytest.mark.parametrize("sizes", [{"pipeline": 2}, {"context": 2}, {"expert": 2}, {"sequence": True}])
-def test_parallel_axes_without_proof_are_refused(cpu_world, config_of, sizes):
-    with pytest.raises(ValueError, match=f"not supported yet: {next(iter(sizes))}"):
-        build_model(Qwen35Config.from_hf(config_of()), ParallelConfig(**sizes))
+def test_layers_that_the_pipeline_cannot_cut_evenly_are_refused(cpu_world, config_of):
+    with pytest.raises(ValueError, match=r"4 layers cannot be cut into pipeline 3 x pipeline_chunks 1 = 3"):
+        build_model(Qwen35Config.from_hf(config_of()), ParallelConfig(pipeline=3))
+
+
+def test_a_rank_with_several_pieces_is_built_by_build_chunks_alone(cpu_world, config_of):
+    with pytest.raises(ValueError, match="build_chunks"):
+        build_model(Qwen35Config.from_hf(config_of()), ParallelConfig(pipeline=2, pipeline_chunks=2))

@@ -25,15 +25,31 @@ def test_scored_positions_predict_exactly_the_masked_tokens():
 
 
 @pytest.mark.parametrize(
-    ("depth", "positions", "targets"),
-    [(0, [3, 4, 5], [12, 13, 14]), (1, [3, 4], [13, 14]), (2, [3], [14]), (3, [], [])],
+    ("depth", "positions", "targets", "tokens"),
+    [
+        (0, [3, 4, 5], [12, 13, 14], [31, 32, 0, 11, 12, 13, 14, 0, 21, 0]),
+        (1, [3, 4], [13, 14], [32, 0, 0, 12, 13, 14, 0, 0, 0, 0]),
+        (2, [3], [14], [0, 0, 0, 13, 14, 0, 0, 0, 0, 0]),
+        (3, [], [], [0, 0, 0, 14, 0, 0, 0, 0, 0, 0]),
+    ],
 )
-def test_draft_targets_stay_inside_the_sample_and_the_mask(depth, positions, targets):
-    batch = MicroBatch.pack(SAMPLES, [2, 0, 1], torch.device("cpu"), pad_to_multiple=8)
-    got_positions, got_targets, weights = batch.draft_targets(depth)
-    assert got_positions.tolist() == positions
-    assert got_targets.tolist() == targets
-    assert weights.tolist() == [1.0] * len(positions)
+def test_drafts_stay_inside_the_sample_and_the_mask(depth, positions, targets, tokens):
+    batch = MicroBatch.pack(
+        SAMPLES, [2, 0, 1], torch.device("cpu"), pad_to_multiple=8, draft_depths=depth + 1
+    )
+    draft = batch.drafts[depth]
+    assert draft.positions_P.tolist() == positions
+    assert draft.targets_P.tolist() == targets
+    assert draft.weights_P.tolist() == [1.0] * len(positions)
+    assert draft.tokens_T.tolist() == tokens + [0] * 6
+    assert draft.trunk_P.tolist() == [place + depth + 1 for place in positions]
+
+
+def test_a_micro_batch_without_members_has_no_target():
+    batch = MicroBatch.pack(SAMPLES, [], torch.device("cpu"), pad_to_multiple=4, draft_depths=1)
+    assert batch.tokens_T.tolist() == [0, 0, 0, 0]
+    assert batch.scored_S.tolist() == batch.drafts[0].positions_P.tolist() == []
+    assert batch.columns_S["value"].shape == (0,)
 
 
 def test_a_batch_without_any_target_has_no_scored_position():

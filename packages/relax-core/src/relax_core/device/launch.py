@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 from relax_core.device.parallel import ParallelConfig
 from relax_core.device.protocol import Device
@@ -48,6 +49,7 @@ def initialise(
     *,
     seed: int = 1234,
     timeout: timedelta = timedelta(minutes=30),
+    store: Store | None = None,
 ) -> World:
     """Makes this process a trainer rank.
 
@@ -60,6 +62,7 @@ def initialise(
         parallel: sizes of the parallel axes; all 1 when None.
         seed: for the host's, the device's and megatron's generators; 0 <= seed < 2**31.
         timeout: of every collective.
+        store: where the ranks meet, instead of the launcher's; RANK and WORLD_SIZE must be set.
 
     Raises:
         ValueError: the world does not divide by the parallel sizes, or the launcher's environment is
@@ -70,7 +73,7 @@ def initialise(
     chosen = get_device(device) if isinstance(device, str) else device
     if dist.is_initialized():
         raise RuntimeError("torch.distributed is initialised already in this process; call shutdown() first")
-    rank, size, local_rank = _place()
+    rank, size, local_rank = _place(needs_address=store is None)
     if size % parallel.model_size:
         raise ValueError(
             f"{size} ranks do not divide by tensor {parallel.tensor} x pipeline {parallel.pipeline} x "
@@ -79,7 +82,8 @@ def initialise(
         )
     torch_device = chosen.init(local_rank)
     install_corrections()
-    store = None if _launched() else dist.HashStore()  # type: ignore[attr-defined]
+    if store is None and not _launched():
+        store = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group(
         chosen.collective_backend, store=store, rank=rank, world_size=size, timeout=timeout
     )
@@ -112,6 +116,9 @@ def _start_megatron(parallel: ParallelConfig) -> None:
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=parallel.tensor,
         pipeline_model_parallel_size=parallel.pipeline,
+        virtual_pipeline_model_parallel_size=parallel.pipeline_chunks
+        if parallel.pipeline_chunks > 1
+        else None,
         context_parallel_size=parallel.context,
         expert_model_parallel_size=parallel.expert,
         expert_tensor_parallel_size=parallel.expert_tensor,
@@ -122,7 +129,7 @@ def _launched() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def _place() -> tuple[int, int, int]:
+def _place(*, needs_address: bool) -> tuple[int, int, int]:
     """Rank, world size and local rank, from the launcher or alone.
 
     Raises:
@@ -131,7 +138,7 @@ def _place() -> tuple[int, int, int]:
     if not _launched():
         return 0, 1, 0
     missing = [name for name in _LAUNCHER if name not in os.environ]
-    if missing:
+    if missing and needs_address:
         raise ValueError(
             f"RANK and WORLD_SIZE are set but {', '.join(missing)} is not; "
             "start through torchrun, or unset RANK and WORLD_SIZE to run one process"

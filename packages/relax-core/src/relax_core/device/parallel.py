@@ -1,6 +1,8 @@
 """How many ranks share one model, and along which axes."""
 
-from typing import Literal
+from typing import Literal, Self
+
+from pydantic import model_validator
 
 from relax_core.config.section import Section, setting
 
@@ -11,6 +13,9 @@ class ParallelConfig(Section):
     tensor: int = setting(1, "Ranks that split every weight matrix.", unit="ranks", ge=1)
     sequence: bool = setting(False, "Split the tokens between layers over the tensor-parallel ranks.")
     pipeline: int = setting(1, "Ranks that split the layers.", unit="ranks", ge=1)
+    pipeline_chunks: int = setting(
+        1, "Pieces of the layers on each pipeline rank; above 1 the schedule is interleaved.", ge=1
+    )
     context: int = setting(1, "Ranks that split the tokens of every sample.", unit="ranks", ge=1)
     context_attention: Literal["auto", "gather", "heads"] = setting(
         "auto", "How full attention shares a row: gather keys and values, or exchange tokens for heads."
@@ -23,7 +28,27 @@ class ParallelConfig(Section):
         None, "Ranks that split every expert; the tensor size when not set.", unit="ranks", ge=1
     )
 
+    @model_validator(mode="after")
+    def _axes_that_need_another(self) -> Self:
+        if self.sequence and self.tensor == 1:
+            raise ValueError(
+                "sequence is true and tensor is 1: the tokens are spread over the tensor-parallel ranks; "
+                "set tensor to 2 or more, or sequence to false"
+            )
+        if self.pipeline_chunks > 1 and self.pipeline == 1:
+            raise ValueError(
+                f"pipeline_chunks is {self.pipeline_chunks} and pipeline is 1: only a pipeline is "
+                "interleaved; set pipeline to 2 or more, or pipeline_chunks to 1"
+            )
+        return self
+
     @property
     def model_size(self) -> int:
         """Ranks that hold one replica of the model: tensor * pipeline * context."""
         return self.tensor * self.pipeline * self.context
+
+    @property
+    def row_multiple(self) -> int:
+        """What the positions of a packed row must divide by: 2 chunks per context rank, and each context
+        rank's share by the tensor-parallel ranks that split it."""
+        return (2 * self.context if self.context > 1 else 1) * (self.tensor if self.sequence else 1)

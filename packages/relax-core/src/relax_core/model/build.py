@@ -1,4 +1,6 @@
-"""`build_model`: the one way to make a model."""
+"""`build_model` and `build_chunks`: the one way to make a model, or this rank's share of it."""
+
+from typing import Any
 
 import torch
 from megatron.core import parallel_state
@@ -36,37 +38,68 @@ def build_model(
 
     Raises:
         RuntimeError: Megatron's process groups do not exist yet.
-        ValueError: a parallel axis that the model does not have yet, or heads that cannot be spread over the
-            tensor-parallel ranks.
+        ValueError: this rank holds several pieces of the layers (use `build_chunks`), or the model cannot be
+            spread as `parallel` says.
+    """
+    if parallel is not None and parallel.pipeline_chunks > 1:
+        raise ValueError(
+            f"pipeline_chunks is {parallel.pipeline_chunks}: this rank holds several pieces of the layers; "
+            "build_chunks gives them all"
+        )
+    options: dict[str, Any] = {"dtype": dtype, "recompute": recompute, "mtp": mtp, "device": device}
+    (chunk,) = build_chunks(model, parallel, **options, random_weights=random_weights)
+    return chunk
+
+
+def build_chunks(
+    model: Qwen35Config,
+    parallel: ParallelConfig | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
+    recompute: Recompute = "none",
+    mtp: MtpConfig | None = None,
+    device: torch.device | str = "cpu",
+    random_weights: bool = True,
+) -> list[Qwen35Model]:
+    """All pieces of the layers that this rank holds, in order: `parallel.pipeline_chunks` models.
+
+    See `build_model` for the arguments.
+
+    Raises:
+        RuntimeError: Megatron's process groups do not exist yet.
+        ValueError: the layers do not divide by the pieces, or heads cannot be spread over the ranks.
     """
     if not parallel_state.model_parallel_is_initialized():
-        raise RuntimeError("call relax_core.device.initialise(...) before build_model(...)")
+        raise RuntimeError("call relax_core.device.initialise(...) before building a model")
     parallel = parallel or ParallelConfig()
-    _refuse_unbuilt(parallel)
-    config = megatron_config(
-        model,
-        parallel,
-        dtype=dtype,
-        recompute=recompute,
-        random_weights=random_weights,
-    )
-    with torch.device(device):
-        return Qwen35Model(
-            config,
-            model,
-            mtp=mtp or MtpConfig(),
-            pre_process=parallel_state.is_pipeline_first_stage(),
-            post_process=parallel_state.is_pipeline_last_stage(),
+    _refuse_uneven(model, parallel)
+    chunks = []
+    for chunk in range(parallel.pipeline_chunks):
+        stage = chunk if parallel.pipeline_chunks > 1 else None
+        where: dict[str, Any] = {"ignore_virtual": stage is None, "vp_stage": stage}
+        # Megatron's own parts write into their config, so each chunk has one of its own.
+        config = megatron_config(
+            model, parallel, dtype=dtype, recompute=recompute, random_weights=random_weights
         )
+        with torch.device(device):
+            chunks.append(
+                Qwen35Model(
+                    config,
+                    model,
+                    mtp=mtp or MtpConfig(),
+                    pre_process=parallel_state.is_pipeline_first_stage(**where),
+                    post_process=parallel_state.is_pipeline_last_stage(**where),
+                    vp_stage=stage,
+                )
+            )
+    return chunks
 
 
-def _refuse_unbuilt(parallel: ParallelConfig) -> None:
-    """Raises ValueError for parallel axes whose numbers are not proven."""
-    sizes = {axis: getattr(parallel, axis) for axis in ("pipeline", "expert")}
-    wrong = [f"{axis} {size}" for axis, size in sizes.items() if size > 1]
-    wrong += ["sequence true"] if parallel.sequence else []
-    if wrong:
+def _refuse_uneven(model: Qwen35Config, parallel: ParallelConfig) -> None:
+    pieces = parallel.pipeline * parallel.pipeline_chunks
+    if model.num_layers % pieces:
         raise ValueError(
-            f"parallel sizes not supported yet: {', '.join(wrong)}; "
-            "use tensor, context and data parallelism, and leave these at their defaults"
+            f"{model.num_layers} layers cannot be cut into pipeline {parallel.pipeline} x pipeline_chunks "
+            f"{parallel.pipeline_chunks} = {pieces} pieces of one size; choose sizes whose product divides "
+            f"{model.num_layers}"
         )

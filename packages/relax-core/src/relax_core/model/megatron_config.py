@@ -79,6 +79,13 @@ def megatron_config(
         bf16=dtype is torch.bfloat16,
         tensor_model_parallel_size=parallel.tensor,
         pipeline_model_parallel_size=parallel.pipeline,
+        virtual_pipeline_model_parallel_size=(
+            parallel.pipeline_chunks if parallel.pipeline_chunks > 1 else None
+        ),
+        # In an interleaved pipeline of two ranks both neighbours are the same rank: one batch of sends and
+        # receives would mix up activations and gradients.
+        overlap_p2p_comm=parallel.pipeline_chunks > 1,
+        batch_p2p_comm=parallel.pipeline_chunks == 1,
         context_parallel_size=parallel.context,
         expert_model_parallel_size=parallel.expert,
         sequence_parallel=parallel.sequence,

@@ -43,6 +43,7 @@ class DraftLayer(MegatronModule):  # type: ignore[misc]
         model: Qwen35Config,
         depth: int,
         pg_collection: ProcessGroupCollection,
+        vp_stage: int | None,
     ) -> None:
         super().__init__(config)
         self.tp_group = pg_collection.tp
@@ -55,7 +56,7 @@ class DraftLayer(MegatronModule):  # type: ignore[misc]
             config=config,
             init_method=config.init_method,
             bias=False,
-            gather_output=True,
+            gather_output=False,
             tp_group=self.tp_group,
         )
         self.transformer_layer = build_module(
@@ -63,6 +64,7 @@ class DraftLayer(MegatronModule):  # type: ignore[misc]
             config=config,
             layer_number=depth + 1,
             pg_collection=pg_collection,
+            vp_stage=vp_stage,
         )
         self.final_layernorm = RMSNorm(config, size, eps)
 
@@ -87,6 +89,9 @@ class DraftLayer(MegatronModule):  # type: ignore[misc]
     ) -> torch.Tensor:
         joined = torch.cat([self.enorm(embedding_T1D), self.hnorm(hidden_T1D)], dim=-1)
         x_T1D, _bias = self.eh_proj(joined)
+        x_T1D = tensor_parallel.gather_from_tensor_model_parallel_region(x_T1D, group=self.tp_group)
+        if self.config.sequence_parallel:
+            x_T1D = tensor_parallel.scatter_to_sequence_parallel_region(x_T1D, group=self.tp_group)
         x_T1D, _context = self.transformer_layer(x_T1D, packed_seq_params=context)
         return cast(torch.Tensor, self.final_layernorm(x_T1D))
 
@@ -98,14 +103,19 @@ class MultiTokenPrediction(MegatronModule):  # type: ignore[misc]
         config: Megatron's config.
         model: sizes; `mtp_layers` is the number of depths.
         pg_collection: process groups.
+        vp_stage: the piece of the layers that they follow, where a rank holds several.
     """
 
     def __init__(
-        self, config: TransformerConfig, model: Qwen35Config, pg_collection: ProcessGroupCollection
+        self,
+        config: TransformerConfig,
+        model: Qwen35Config,
+        pg_collection: ProcessGroupCollection,
+        vp_stage: int | None = None,
     ) -> None:
         super().__init__(config)
         self.layers = torch.nn.ModuleList(
-            DraftLayer(config, model, depth, pg_collection) for depth in range(model.mtp_layers)
+            DraftLayer(config, model, depth, pg_collection, vp_stage) for depth in range(model.mtp_layers)
         )
 
     def forward(

@@ -3,13 +3,19 @@
 Axes: T packed positions, 1 (Megatron's batch axis), S scored positions, D hidden, V vocabulary.
 """
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
+from megatron.core.enums import ModelType
 from megatron.core.models.common.embeddings.language_model_embedding import LanguageModelEmbedding
 from megatron.core.models.common.language_module.language_module import LanguageModule
 from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.tensor_parallel import ColumnParallelLinear
+from megatron.core.tensor_parallel import (
+    ColumnParallelLinear,
+    gather_from_sequence_parallel_region,
+    scatter_to_sequence_parallel_region,
+)
 from megatron.core.transformer.transformer_block import TransformerBlock, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
@@ -49,6 +55,7 @@ class Qwen35Model(LanguageModule):  # type: ignore[misc]
     ) -> None:
         groups = ProcessGroupCollection.use_mpu_process_groups()
         super().__init__(config=config, pg_collection=groups)
+        self.model_type = ModelType.encoder_or_decoder
         self.model_config = model
         self.mtp_config = mtp
         self.pre_process = pre_process
@@ -82,9 +89,18 @@ class Qwen35Model(LanguageModule):  # type: ignore[misc]
             )
         # Megatron's schedules take any attribute called mtp for a block with layers.
         if self.mtp_process:
-            self.mtp = MultiTokenPrediction(config, model, groups)
+            self.mtp = MultiTokenPrediction(config, model, groups, vp_stage)
         if pre_process or post_process:
             self.setup_embeddings_and_output_layer()
+
+    def shared_embedding_or_output_weight(self) -> torch.Tensor | None:
+        """The copy of the embedding that this stage holds and Megatron keeps equal to the first stage's.
+
+        With draft layers the last stage embeds tokens, so that its copy is an embedding, tied head or not.
+        """
+        if self.pre_process or self.mtp_process:
+            return cast(torch.Tensor, self.embedding.word_embeddings.weight)
+        return cast(torch.Tensor, self.output_layer.weight) if self.post_process else None
 
     @property
     def mtp_depths(self) -> int:
@@ -102,6 +118,9 @@ class Qwen35Model(LanguageModule):  # type: ignore[misc]
     ) -> torch.Tensor:
         """Hidden states [T, D] of packed tokens, after the final norm.
 
+        A pipeline stage before the last returns what the next one takes, [T, 1, D] (this rank's tokens under
+        sequence parallelism).
+
         Args:
             tokens_T: int64 token ids of all samples, back to back; padding holds any valid id.
             layout: where the samples lie.
@@ -114,12 +133,14 @@ class Qwen35Model(LanguageModule):  # type: ignore[misc]
             attention_mask=None,
             packed_seq_params=self._context(layout, tokens_T.device, balance),
         )
-        return cast(torch.Tensor, hidden_T1D.squeeze(1))
+        if not self.post_process:
+            return cast(torch.Tensor, hidden_T1D)
+        return self._gathered(hidden_T1D)
 
     def mtp_hidden(
         self,
         hidden_TD: torch.Tensor,
-        tokens_T: torch.Tensor,
+        ahead_T: Sequence[torch.Tensor],
         layout: PackedLayout,
         *,
         balance: LoadBalance | None = None,
@@ -132,20 +153,23 @@ class Qwen35Model(LanguageModule):  # type: ignore[misc]
 
         Args:
             hidden_TD: the trunk's, from `forward`.
-            tokens_T: the same tokens.
+            ahead_T: int64 [T] for each depth k, the token k + 1 places ahead in the same sample, any token
+                where there is none: `layout.shift(tokens_T, k + 1)` where the rank has the whole row.
             layout: the same layout.
             balance: the same.
         """
         if not self.mtp_process:
             return []
-        embeddings = [self._embed(layout.shift(tokens_T, depth + 1)) for depth in range(self.mtp_depths)]
+        embeddings = [self._embed(tokens_T) for tokens_T in ahead_T]
         if self.mtp_config.detach_embedding:
             embeddings = [embedding_T1D.detach() for embedding_T1D in embeddings]
         if self.mtp_config.detach_trunk:
             hidden_TD = hidden_TD.detach()
-        context = self._context(layout, tokens_T.device, balance)
-        hidden = self.mtp(embeddings, hidden_TD.unsqueeze(1), context)
-        return [hidden_T1D.squeeze(1) for hidden_T1D in hidden]
+        hidden_T1D = hidden_TD.unsqueeze(1)
+        if self.config.sequence_parallel:
+            hidden_T1D = scatter_to_sequence_parallel_region(hidden_T1D, group=self.tp_group)
+        hidden = self.mtp(embeddings, hidden_T1D, self._context(layout, hidden_TD.device, balance))
+        return [self._gathered(hidden_T1D) for hidden_T1D in hidden]
 
     def token_logprobs(
         self,
@@ -189,6 +213,15 @@ class Qwen35Model(LanguageModule):  # type: ignore[misc]
             raise RuntimeError("only the last pipeline stage has the output head")
         weight = self.output_layer.weight
         return cast(torch.Tensor, self.embedding.word_embeddings.weight if weight is None else weight)
+
+    def _gathered(self, hidden_T1D: torch.Tensor) -> torch.Tensor:
+        """[T, 1, D] -> [T, D], all tokens of the row on every tensor-parallel rank."""
+        if self.config.sequence_parallel:
+            # The head completes its gradient on every rank, so that each takes its own tokens' part of it.
+            hidden_T1D = gather_from_sequence_parallel_region(
+                hidden_T1D, tensor_parallel_output_grad=False, group=self.tp_group
+            )
+        return hidden_T1D.squeeze(1)
 
     def _embed(self, tokens_T: torch.Tensor) -> torch.Tensor:
         """[T] -> [T, 1, D] (this rank's tokens under sequence parallelism)."""

@@ -35,9 +35,26 @@ class TrainerConfig(Section):
     recompute: Literal["none", "selective", "full"] = setting(
         "none", "Activations computed again in the backward pass instead of kept."
     )
+    overlap_grad_reduce: bool = setting(
+        False, "Sums gradients over data-parallel ranks while the backward pass still runs."
+    )
+    overlap_param_gather: bool = setting(
+        False,
+        "Gathers updated weights over data-parallel ranks while the next forward pass runs; needs "
+        "overlap_grad_reduce.",
+    )
     precision: Literal["fp32", "bf16"] = setting(
         "bf16", "Number format of weights and activations; the optimizer always keeps fp32."
     )
+
+    @model_validator(mode="after")
+    def _gather_overlaps_only_with_reduce(self) -> Self:
+        if self.overlap_param_gather and not self.overlap_grad_reduce:
+            raise ValueError(
+                "overlap_param_gather is true and overlap_grad_reduce false: Megatron overlaps both or the "
+                "reduction alone; set overlap_grad_reduce to true"
+            )
+        return self
 
     @model_validator(mode="after")
     def _min_lr_below_peak(self) -> Self:

@@ -1,6 +1,7 @@
 """Megatron's data-parallel wrapper, distributed Adam and learning-rate schedule, from `TrainerConfig`."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +11,8 @@ from megatron.core.distributed import (
     DistributedDataParallelConfig,
     finalize_model_grads,
 )
-from megatron.core.enums import ModelType
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from torch import nn
 
@@ -27,11 +28,23 @@ class Training:
     """A model made trainable: gradients are summed, not averaged, over data-parallel ranks.
 
     Summing is what `LossReducer` asks for, whose shares already carry the global denominator.
+
+    Attributes:
+        chunks: the pieces of the layers on this rank, wrapped for data parallelism.
+        optimizer: Megatron's.
+        scheduler: of the learning rate.
     """
 
-    model: Any
+    chunks: Sequence[Any]
     optimizer: Any
     scheduler: Any
+
+    def begin(self) -> None:
+        """Forgets the gradients of the step before."""
+        for chunk in self.chunks:
+            chunk.train()
+            chunk.zero_grad_buffer()
+        self.optimizer.zero_grad()
 
     def step(self) -> tuple[float, float]:
         """Applies the accumulated gradients. Returns (gradient norm before clipping, learning rate used).
@@ -49,12 +62,16 @@ class Training:
                 "trainer.lr"
             )
         self.scheduler.step(increment=1)
-        self.optimizer.step()
+        limit = self.optimizer.config.clip_grad
+        parameters = [p for one in self.optimizer.chained_optimizers for p in one.get_parameters()]
+        if parameters and 0 < limit < grad_norm:
+            clip_grad_by_total_norm_fp32(parameters, max_norm=limit, total_norm=grad_norm)
+        self.optimizer.step_with_ready_grads()
         return grad_norm, max(group["lr"] for group in self.optimizer.param_groups)
 
 
-def make_trainable(model: Any, config: TrainerConfig, *, optimizer_steps: int) -> Training:
-    """Wraps `model` (a `Qwen35Model` on its device) for training over `optimizer_steps` steps.
+def make_trainable(chunks: Sequence[Any], config: TrainerConfig, *, optimizer_steps: int) -> Training:
+    """Wraps `chunks` (the `Qwen35Model`s of this rank, on its device) for `optimizer_steps` steps.
 
     Raises:
         ValueError: the warm-up is as long as the whole run.
@@ -64,17 +81,10 @@ def make_trainable(model: Any, config: TrainerConfig, *, optimizer_steps: int) -
             f"trainer.warmup_steps is {config.warmup_steps}, but the run takes {optimizer_steps} optimizer "
             f"steps: give at most {optimizer_steps - 1}"
         )
-    model_config: Any = model.config
-    # Per-token loss in Megatron's words: neither the schedule nor the reduction divides anything.
-    model_config.calculate_per_token_loss = True
-    model_config.finalize_model_grads_func = _finalize_without_scaling
-    model.model_type = ModelType.encoder_or_decoder
-    wrapped = DistributedDataParallel(
-        model_config,
-        DistributedDataParallelConfig(use_distributed_optimizer=True, grad_reduce_in_fp32=True),
-        model,
-    )
-    model_config.no_sync_func = wrapped.no_sync
+    wrapped = [_wrap(chunk, config) for chunk in chunks]
+    model_config: Any = chunks[0].config
+    several = len(chunks) > 1
+    model_config.no_sync_func = [one.no_sync for one in wrapped] if several else wrapped[0].no_sync
     bf16 = config.precision == "bf16"
     optimizer = get_megatron_optimizer(
         OptimizerConfig(
@@ -89,8 +99,9 @@ def make_trainable(model: Any, config: TrainerConfig, *, optimizer_steps: int) -
             bf16=bf16,
             params_dtype=torch.bfloat16 if bf16 else torch.float32,
             use_distributed_optimizer=True,
+            overlap_param_gather=config.overlap_param_gather,
         ),
-        [wrapped],
+        wrapped,
     )
     scheduler = OptimizerParamScheduler(
         optimizer,
@@ -109,6 +120,19 @@ def make_trainable(model: Any, config: TrainerConfig, *, optimizer_steps: int) -
         override_opt_param_scheduler=True,
     )
     return Training(wrapped, optimizer, scheduler)
+
+
+def _wrap(chunk: Any, config: TrainerConfig) -> DistributedDataParallel:
+    # Per-token loss in Megatron's words: neither the schedule nor the reduction divides anything.
+    chunk.config.calculate_per_token_loss = True
+    chunk.config.finalize_model_grads_func = _finalize_without_scaling
+    settings = DistributedDataParallelConfig(
+        use_distributed_optimizer=True,
+        grad_reduce_in_fp32=True,
+        overlap_grad_reduce=config.overlap_grad_reduce,
+        overlap_param_gather=config.overlap_param_gather,
+    )
+    return DistributedDataParallel(chunk.config, settings, chunk)
 
 
 def _finalize_without_scaling(model: list[nn.Module], num_tokens: Any = None, **groups: Any) -> None:

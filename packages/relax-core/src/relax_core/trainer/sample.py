@@ -1,7 +1,7 @@
 """`Sample` and `MicroBatch`: what the trainer is fed.
 
-Axes: L tokens of one sample, T packed positions of a micro-batch, S scored positions: those whose next token
-carries loss.
+Axes: L tokens of one sample, T packed positions of a micro-batch (those of this context-parallel rank), S
+scored positions: those whose next token carries loss, P positions that a draft layer predicts from.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from relax_core.packing import PackedLayout
+from relax_core.packing.zigzag import zigzag_order
 
 
 @dataclass(frozen=True)
@@ -45,26 +46,50 @@ class Sample:
 
 
 @dataclass(frozen=True)
+class Draft:
+    """What draft layer `depth` (0 for the first) sees and predicts: at t, the token `depth + 2` places ahead.
+
+    Attributes:
+        tokens_T: int64 [T], the token `depth + 1` places ahead in the same sample, 0 where there is none.
+        positions_P: int64 [P], positions whose target lies in the same sample and carries loss.
+        targets_P: int64 [P], what each of them predicts.
+        weights_P: float32 [P], the targets' mask.
+        trunk_P: int64 [P], the place *in the whole row* from which the trunk predicts the same token.
+    """
+
+    tokens_T: Tensor
+    positions_P: Tensor
+    targets_P: Tensor
+    weights_P: Tensor
+    trunk_P: Tensor
+
+
+@dataclass(frozen=True)
 class MicroBatch:
-    """Packed samples on the device, with the scored positions picked out.
+    """Packed samples on the device, with the scored positions picked out; a context-parallel rank's part.
 
     Attributes:
         layout: order and lengths of the samples.
-        members: their indices in the batch.
+        members: their indices in the batch; none for a micro-batch that only keeps ranks in step.
         tokens_T: int64 [T]; padding holds 0.
-        mask_T: float32 [T], aligned to the tokens.
         scored_S: int64 [S], the positions that predict a target.
         targets_S: int64 [S], the token each of them predicts.
         columns_S: float32 [S] by name, of the predicted token.
+        drafts: one per draft depth.
+        predicted_S: int64 [S] on the host, where in the whole row the predicted tokens lie.
+        row_places_T: int64, where in the whole row the parts of all context-parallel ranks lie, in rank
+            order; None if this rank has the whole row, or no draft layer needs it.
     """
 
     layout: PackedLayout
     members: tuple[int, ...]
     tokens_T: Tensor
-    mask_T: Tensor
     scored_S: Tensor
     targets_S: Tensor
     columns_S: Mapping[str, Tensor]
+    drafts: tuple[Draft, ...]
+    predicted_S: Tensor
+    row_places_T: Tensor | None
 
     @classmethod
     def pack(
@@ -74,37 +99,92 @@ class MicroBatch:
         device: torch.device,
         *,
         pad_to_multiple: int = 1,
+        context_size: int = 1,
+        context_rank: int = 0,
+        draft_depths: int = 0,
     ) -> "MicroBatch":
-        """Packs the `members` of `samples` in the order given."""
-        chosen = [samples[i] for i in members]
-        layout = PackedLayout.build([len(s.tokens_L) for s in chosen], pad_to_multiple=pad_to_multiple)
-        tokens_T = layout.pack([s.tokens_L for s in chosen], dtype=torch.int64)
-        mask_T = layout.pack([s.mask_L for s in chosen], dtype=torch.float32)
-        scored_S = layout.shift(mask_T, 1).nonzero().squeeze(1)
-        predicted_S = layout.ahead(1)[0][scored_S]
-        columns_S = {
-            name: layout.pack([s.columns[name] for s in chosen], dtype=torch.float32)[predicted_S].to(device)
-            for name in chosen[0].columns
-        }
+        """Packs the `members` of `samples` in the order given.
+
+        Args:
+            samples: of the whole mini-batch.
+            members: indices; none gives a micro-batch of one token without a target.
+            device: where the tensors are to lie.
+            pad_to_multiple: see `PackedLayout`.
+            context_size: ranks that share the row.
+            context_rank: which of them this is.
+            draft_depths: draft layers to prepare for.
+        """
+        chosen = [samples[i] for i in members] or [Sample(torch.zeros(1, dtype=torch.int64), torch.zeros(1))]
+        lengths = [len(s.tokens_L) for s in chosen]
+        layout = PackedLayout.build(
+            lengths, pad_to_multiple=pad_to_multiple, context_size=context_size, context_rank=context_rank
+        )
+        row = _Row.of(layout, chosen)
+        scored_S, predicted_S, _weights = row.targets(1)
         return cls(
             layout=layout,
             members=tuple(members),
-            tokens_T=tokens_T.to(device),
-            mask_T=mask_T.to(device),
+            tokens_T=layout.local(row.tokens_T).to(device),
             scored_S=scored_S.to(device),
-            targets_S=tokens_T[predicted_S].to(device),
-            columns_S=columns_S,
+            targets_S=row.tokens_T[predicted_S].to(device),
+            columns_S={
+                name: layout.pack([s.columns[name] for s in chosen], dtype=torch.float32)[predicted_S].to(
+                    device
+                )
+                if members
+                else torch.zeros(0, device=device)
+                for name in samples[0].columns
+            },
+            drafts=tuple(row.draft(depth, device) for depth in range(draft_depths)),
+            predicted_S=predicted_S,
+            row_places_T=(
+                zigzag_order(layout.padded_total, context_size).to(device)
+                if context_size > 1 and draft_depths
+                else None
+            ),
         )
 
-    def draft_targets(self, depth: int) -> tuple[Tensor, Tensor, Tensor]:
-        """What draft layer `depth` (0 for the first) predicts: the token `depth + 2` places ahead.
 
-        Returns:
-            (positions int64, targets int64, weights float32), each one entry per position whose token that
-            far ahead lies in the same sample and carries loss.
-        """
-        distance = depth + 2
-        weight_T = self.layout.shift(self.mask_T, distance)
-        positions = weight_T.nonzero().squeeze(1)
-        targets = self.tokens_T[self.layout.ahead(distance, self.tokens_T.device)[0][positions]]
-        return positions, targets, weight_T[positions]
+@dataclass(frozen=True)
+class _Row:
+    """A whole packed row on the host, from which a rank takes its part.
+
+    Attributes:
+        layout: where the samples lie.
+        tokens_T, mask_T: of the whole row.
+    """
+
+    layout: PackedLayout
+    tokens_T: Tensor
+    mask_T: Tensor
+
+    @classmethod
+    def of(cls, layout: PackedLayout, samples: Sequence[Sample]) -> "_Row":
+        return cls(
+            layout,
+            layout.pack([s.tokens_L for s in samples], dtype=torch.int64),
+            layout.pack([s.mask_L for s in samples], dtype=torch.float32),
+        )
+
+    def pack_column(self, name: str, samples: Sequence[Sample], members: Sequence[int]) -> Tensor:
+        if not members:
+            return torch.zeros(self.layout.padded_total)
+        return self.layout.pack([samples[i].columns[name] for i in members], dtype=torch.float32)
+
+    def targets(self, distance: int) -> tuple[Tensor, Tensor, Tensor]:
+        """This rank's positions whose token `distance` ahead carries loss, where that token lies in the whole
+        row, and its mask."""
+        weight_T = self.layout.local(self.layout.shift(self.mask_T, distance))
+        positions_P = weight_T.nonzero().squeeze(1)
+        ahead_P = self.layout.local(self.layout.ahead(distance)[0])[positions_P]
+        return positions_P, ahead_P, weight_T[positions_P]
+
+    def draft(self, depth: int, device: torch.device) -> Draft:
+        positions_P, ahead_P, weights_P = self.targets(depth + 2)
+        return Draft(
+            tokens_T=self.layout.local(self.layout.shift(self.tokens_T, depth + 1)).to(device),
+            positions_P=positions_P.to(device),
+            targets_P=self.tokens_T[ahead_P].to(device),
+            weights_P=weights_P.to(device),
+            trunk_P=(ahead_P - 1).to(device),
+        )

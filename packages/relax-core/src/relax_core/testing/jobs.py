@@ -1,0 +1,8 @@
+"""What the ranks of a pool can be asked to do, by name: functions of the row and the world."""
+
+from collections.abc import Callable
+from typing import Any
+
+from relax_core.testing.training import train
+
+JOBS: dict[str, Callable[..., Any]] = {"train": train}

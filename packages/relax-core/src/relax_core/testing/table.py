@@ -1,0 +1,70 @@
+"""The table of layouts: every row must give the numbers of one rank.
+
+A new axis is one row: name it, give its sizes, and it is trained for three steps on ragged samples and
+compared in every loss, metric, gradient, score and weight. `quick=True` puts it into the ordinary tests; a
+row costs one to three seconds of two cores. To run one:
+`pytest packages/relax-core/tests/parity -m "parity or not parity" -k NAME`.
+"""
+
+from typing import Any
+
+from relax_core.testing.row import Row
+
+_OVERLAP = {"overlap_grad_reduce": True}
+_OVERLAP_BOTH = {**_OVERLAP, "overlap_param_gather": True}
+_JOINED = {"detach_embedding": False, "detach_trunk": False, "detach_head": False}
+_TIED = {"tie_word_embeddings": True}
+_TP = {"tensor": 2}
+_SP = {"tensor": 2, "sequence": True}
+_INTERLEAVED = {"pipeline": 2, "pipeline_chunks": 2}
+
+_SELECTIVE, _FULL = {"recompute": "selective"}, {"recompute": "full"}
+_PP = {"pipeline": 2}
+_CP = {"context": 2}
+_EP = {"expert": 2}
+_TIED_JOINED: dict[str, Any] = {"model": _TIED, "draft": _JOINED}
+
+ROWS: tuple[Row, ...] = (
+    # One rank: what must not matter there either.
+    Row("micro-batches", 1, trainer={"micro_batch_tokens": 16}, mtp=1, quick=True),
+    # Tensor and sequence parallel.
+    Row("tp2", 2, _TP, quick=True),
+    Row("tp2-mtp2-policy", 2, _TP, mtp=2, draft=_JOINED, objective="policy"),
+    Row("tp2-sp", 2, _SP, quick=True),
+    Row("tp2-sp-mtp2-policy", 2, _SP, mtp=2, draft=_JOINED, objective="policy"),
+    Row("tp2-sp-mtp1-tied", 2, _SP, mtp=1, model=_TIED),
+    # Data parallel; gradients and weights travel with and without overlap.
+    Row("dp2", 2, quick=True),
+    Row("dp2-mtp2-policy", 2, mtp=2, objective="policy"),
+    Row("dp2-overlap-reduce", 2, trainer=_OVERLAP, mtp=1),
+    Row("dp2-overlap-both", 2, trainer=_OVERLAP_BOTH, mtp=1),
+    # Pipelines, in order and interleaved.
+    Row("pp2", 2, _PP, quick=True),
+    Row("pp2-tied", 2, _PP, model=_TIED),
+    Row("pp2-mtp1", 2, _PP, mtp=1),
+    Row("pp2-mtp2-joined", 2, _PP, mtp=2, draft=_JOINED, objective="policy"),
+    Row("pp2-mtp1-tied-joined", 2, _PP, mtp=1, **_TIED_JOINED),
+    Row("pp2-chunks2", 2, _INTERLEAVED),
+    Row("pp2-chunks2-mtp2-tied-joined", 2, _INTERLEAVED, layers=8, mtp=2, **_TIED_JOINED),
+    # Context parallel, both ways for each kind of layer.
+    Row("cp2", 2, _CP, quick=True),
+    Row("cp2-mtp2-joined-policy", 2, _CP, mtp=2, draft=_JOINED, objective="policy"),
+    Row("cp2-heads-state-mtp1", 2, {**_CP, "context_attention": "heads", "context_delta": "state"}, mtp=1),
+    Row("cp2-gather-heads", 2, {**_CP, "context_attention": "gather", "context_delta": "heads"}),
+    # Experts.
+    Row("moe-micro-batches", 1, family="moe", trainer={"micro_batch_tokens": 16}, mtp=1),
+    Row("moe-pp2", 2, _PP, family="moe", mtp=1),
+    Row("moe-cp2", 2, _CP, family="moe", mtp=1),
+    # Recompute on top.
+    Row("tp2-sp-selective-mtp1", 2, _SP, trainer=_SELECTIVE, mtp=1),
+    Row("tp2-sp-full-mtp1", 2, _SP, trainer=_FULL, mtp=1),
+    Row("pp2-full-mtp2-joined", 2, _PP, trainer=_FULL, mtp=2, draft=_JOINED),
+    Row("cp2-full-mtp1", 2, _CP, trainer=_FULL, mtp=1),
+    # Products.
+    Row("tp2-sp-cp2-mtp1", 4, {**_SP, **_CP}, mtp=1),
+    Row("pp2-cp2-mtp1-tied", 4, {**_PP, **_CP}, mtp=1, **_TIED_JOINED),
+    Row("dp2-cp2-mtp1", 4, _CP, trainer=_OVERLAP_BOTH, mtp=1),
+    Row("tp2-sp-pp2-mtp1-tied", 4, {**_SP, **_PP}, mtp=1, **_TIED_JOINED),
+    Row("tp2-dp2-overlap", 4, _TP, trainer=_OVERLAP_BOTH, mtp=1),
+    Row("pp2-dp2-mtp1-tied", 4, _PP, trainer=_OVERLAP, mtp=1, **_TIED_JOINED),
+)

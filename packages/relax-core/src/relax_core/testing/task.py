@@ -1,0 +1,90 @@
+"""The tiny models and the samples that layouts are compared on."""
+
+from typing import Any
+
+import torch
+
+from relax_core.testing.row import Row
+from relax_core.trainer.sample import Sample
+
+STEPS = 3
+_VOCABULARY = 96
+# Lengths and trailing targets of the samples of each step: samples without a target, of one token, of several
+# packed rows; the second step has a single sample, so that other data-parallel ranks have none and most
+# context-parallel pieces no target; in the third all targets lie in two short samples.
+_STEPS: tuple[tuple[tuple[int, int], ...], ...] = (
+    ((9, 4), (1, 0), (17, 16), (5, 0), (12, 3), (23, 20), (2, 1), (6, 2), (30, 11)),
+    ((19, 2),),
+    ((25, 0), (4, 3), (1, 0), (16, 0), (7, 6)),
+)
+
+
+def model_config(row: Row) -> dict[str, Any]:
+    """A Hugging Face `config.json` of the row's model; all sizes differ."""
+    config: dict[str, Any] = {
+        "model_type": "qwen3_5_text",
+        "vocab_size": _VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 40,
+        "num_hidden_layers": row.layers,
+        "full_attention_interval": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 12,
+        "linear_conv_kernel_dim": 4,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "mtp_num_hidden_layers": row.mtp,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    }
+    if row.family == "moe":
+        del config["intermediate_size"]
+        config |= {
+            "model_type": "qwen3_5_moe_text",
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 20,
+            "shared_expert_intermediate_size": 24,
+        }
+    return config | dict(row.model)
+
+
+def step_samples(row: Row) -> list[list[Sample]]:
+    """The samples of every optimizer step, with the columns that the row's objective reads."""
+    generator = torch.Generator().manual_seed(1)
+
+    def column(length: int) -> torch.Tensor:
+        return torch.randn(length, generator=generator)
+
+    steps = []
+    for shapes in _STEPS:
+        samples = []
+        for group, (length, targets) in enumerate(shapes):
+            mask_L = torch.zeros(length)
+            mask_L[length - targets :] = 1
+            tokens_L = torch.randint(0, _VOCABULARY, (length,), generator=generator)
+            columns = {
+                "advantage": column(length),
+                "rollout_logprob": column(length) * 0.3 - 4.5,
+                "old_logprob": column(length) * 0.3 - 4.5,
+                "ref_logprob": column(length) * 0.3 - 4.5,
+            }
+            samples.append(Sample(tokens_L, mask_L, group // 2, columns if row.objective == "policy" else {}))
+        steps.append(samples)
+    return steps
+
+
+def full_weights(shapes: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
+    """Random weights by name, the same in every process: every gradient matters, and none explodes."""
+    generator = torch.Generator().manual_seed(11)
+    return {name: torch.randn(shape, generator=generator) * _spread(name) for name, shape in shapes.items()}
+
+
+def _spread(name: str) -> float:
+    if name.startswith("embedding"):
+        return 1.0
+    return 0.3 if "norm" in name or name.endswith(("A_log", "dt_bias", "conv1d.weight")) else 0.1

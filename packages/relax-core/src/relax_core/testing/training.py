@@ -1,0 +1,121 @@
+"""`train`: three optimizer steps of a row's model on this rank's layout, and all that they measured."""
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from relax_bridge import model_map
+from torch import Tensor
+
+from relax_core.algorithms import AlgorithmConfig
+from relax_core.device import ParallelConfig, World
+from relax_core.loop.objectives import PolicyObjective, SftObjective
+from relax_core.model import MtpConfig, Qwen35Config
+from relax_core.model.build import build_chunks
+from relax_core.model.placement import Placement
+from relax_core.testing.gather import gather
+from relax_core.testing.row import Row
+from relax_core.testing.task import full_weights, model_config, step_samples
+from relax_core.trainer.config import TrainerConfig
+from relax_core.trainer.objective import TrainingObjective
+from relax_core.trainer.optimizer import Training
+from relax_core.trainer.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the training of a row gave, in the names and shapes of the whole model.
+
+    Attributes:
+        metrics: of each step.
+        gradients: of each step, before clipping, by parameter.
+        scores: log-probs of the first step's samples under the last weights.
+        weights: after the last step.
+    """
+
+    metrics: list[dict[str, float]]
+    gradients: list[dict[str, Tensor]]
+    scores: list[Tensor]
+    weights: dict[str, Tensor]
+
+
+def train(row: Row, world: World) -> Measured | None:
+    """Runs `row` in this process, which `initialise` made a rank of its layout; the result on rank 0."""
+    trainer, placement = make_trainer(row, world)
+    recording = _Recording(trainer.training, placement, trainer)
+    trainer.training = recording
+    steps = step_samples(row)
+    objective = make_objective(row)
+    metrics = [trainer.step(samples, objective).values for samples in steps]
+    scores = trainer.score(steps[0], temperature=0.8)
+    weights = gather(trainer, placement, _weight)
+    if dist.get_rank() != 0:
+        return None
+    return Measured(metrics, recording.gradients, scores, weights)
+
+
+def make_trainer(row: Row, world: World) -> tuple[Trainer, Placement]:
+    """The row's trainer, with the weights that every layout starts from."""
+    facts = model_config(row)
+    parallel = ParallelConfig(**row.parallel)
+    mtp = MtpConfig(**row.draft)
+    # With a large epsilon an update is nearly proportional to its gradient; Adam's usual one would turn the
+    # rounding of a gradient near 0 into a step of full size.
+    settings: dict[str, Any] = {"lr": 1e-2, "eps": 1e-2, "weight_decay": 0.1, "micro_batch_tokens": 32}
+    config = TrainerConfig(**{**settings, "precision": row.precision, **row.trainer})
+    chunks = build_chunks(
+        Qwen35Config.from_hf(facts),
+        parallel,
+        dtype=torch.bfloat16 if row.precision == "bf16" else torch.float32,
+        recompute=config.recompute,
+        mtp=mtp,
+        device=world.torch_device,
+    )
+    placement = Placement(model_map(facts).entries)
+    placement.load(chunks, full_weights(model_map(facts).megatron_shapes()).items())
+    trainer = Trainer(chunks, config, mtp, device=world.torch_device, optimizer_steps=10, parallel=parallel)
+    return trainer, placement
+
+
+def make_objective(row: Row) -> TrainingObjective:
+    """The row's loss."""
+    if row.objective == "sft":
+        return SftObjective(AlgorithmConfig(name="sft"))
+    config = AlgorithmConfig(name="grpo", kl_loss_coef=0.05, entropy_coef=0.01)
+    return PolicyObjective(config, temperature=0.9, max_new_tokens=32, on_policy=False)
+
+
+class _Recording(Training):
+    """Keeps the gradients of every step, complete and in whole tensors."""
+
+    def __init__(self, inner: Training, placement: Placement, trainer: Trainer) -> None:
+        super().__init__(inner.chunks, inner.optimizer, inner.scheduler)
+        object.__setattr__(self, "gradients", [])
+        object.__setattr__(self, "_collect", lambda: gather(trainer, placement, _gradient))
+
+    gradients: list[dict[str, Tensor]]
+
+    def step(self) -> tuple[float, float]:
+        """As `Training.step`, after the gradients were gathered."""
+        for chunk in self.chunks:
+            _complete(chunk)
+        self.gradients.append(self._collect())  # type: ignore[attr-defined]
+        return super().step()
+
+
+def _gradient(parameter: Any) -> Tensor | None:
+    return parameter.main_grad.detach().double().cpu() if parameter.requires_grad else None
+
+
+def _weight(parameter: Any) -> Tensor:
+    return cast(Tensor, parameter.detach().double().cpu())
+
+
+def _complete(wrapped: Any) -> None:
+    """After the reduction each data-parallel rank has its part of a bucket's sum: gathers the others'."""
+    for buffer in (*wrapped.buffers, *wrapped.expert_parallel_buffers):
+        group = buffer.data_parallel_group
+        for bucket in buffer.buckets:
+            part = bucket.grad_data.chunk(group.size())[group.rank()].clone()
+            dist.all_gather_into_tensor(bucket.grad_data, part, group=group)

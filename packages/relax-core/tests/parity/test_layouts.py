@@ -1,0 +1,49 @@
+"""Every layout of the table trains like one rank; see `relax_core.testing.table` for how to add one."""
+
+from dataclasses import replace
+
+import pytest
+from relax_core.device import initialise, shutdown
+from relax_core.testing import differences
+from relax_core.testing.table import ROWS
+from relax_core.testing.training import train
+
+# float32 sums in another order: a few hundred roundings of 6e-8 in a gradient, and what three optimizer steps
+# make of them. Real faults are orders of magnitude larger, because no weight or sample is small.
+REL, FLOOR = 2e-4, 2e-6
+
+
+@pytest.fixture(scope="session")
+def reference():
+    """The training on one rank, once for all rows that share it."""
+    known = {}
+
+    def of(row):
+        wanted = row.reference
+        key = repr(wanted)
+        if key not in known:
+            shutdown()
+            world = initialise("cpu", seed=7)
+            known[key] = train(wanted, world)
+            shutdown()
+        return known[key]
+
+    return of
+
+
+@pytest.mark.parametrize(
+    "row", [pytest.param(r, id=r.name, marks=() if r.quick else pytest.mark.parity) for r in ROWS]
+)
+def test_layout_trains_like_one_rank(row, pools, reference):
+    wanted = reference(row)
+    lines = differences(pools(row.ranks).run(row), wanted, rel=REL, floor=FLOOR)
+    assert not lines, "\n".join(lines)
+
+
+def test_the_comparison_sees_a_gradient_that_is_off(reference):
+    wanted = reference(ROWS[0])
+    gradients = [dict(step) for step in wanted.gradients]
+    name = "decoder.layers.1.self_attention.conv1d.weight"
+    gradients[1][name] = gradients[1][name] * 1.01
+    (line,) = differences(replace(wanted, gradients=gradients), wanted, rel=REL, floor=FLOOR)
+    assert line.startswith(f"step 2: gradient of {name} is off by")
