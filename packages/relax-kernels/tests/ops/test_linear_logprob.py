@@ -26,7 +26,7 @@ def test_uniform_logits_by_hand(target: Target) -> None:
     hidden = torch.zeros(3, 64, device=target.device)
     weight = target.normal(50, 64, seed=1)
     target_T = torch.tensor([0, 49, -1], device=target.device)
-    logprob, entropy = run(target, hidden, weight, target_T, with_entropy=True)
+    logprob, entropy, *_ = run(target, hidden, weight, target_T, with_entropy=True)
     expected = torch.tensor([-math.log(50.0), -math.log(50.0), 0.0])
     assert_near(logprob.cpu(), expected, 1e-6)
     assert entropy is not None
@@ -36,15 +36,34 @@ def test_uniform_logits_by_hand(target: Target) -> None:
 def test_equals_cross_entropy_of_torch(target: Target) -> None:
     hidden, weight = target.normal(40, 64, seed=1), target.normal(300, 64, seed=2)
     token_T = tokens(target, 40, 300)
-    logprob, entropy = run(target, hidden, weight, token_T)
+    logprob, entropy, *_ = run(target, hidden, weight, token_T)
     expected = -torch.nn.functional.cross_entropy(hidden @ weight.T, token_T, reduction="none")
     assert entropy is None
     assert_near(logprob, expected, tolerance(torch.float32, target.device))
 
 
+def test_the_largest_by_hand(target: Target) -> None:
+    # Logits are the shares 1/16, 8/16, 2/16, 5/16 of the one feature; 16-fold so that backends have a tile.
+    share = torch.tensor([1.0, 8.0, 2.0, 5.0], device=target.device) / 16
+    weight, hidden = share.log()[:, None].repeat(1, 16), torch.ones(2, 16, device=target.device) / 16
+    result = run(target, hidden, weight, torch.tensor([0, -1], device=target.device), top_k=3)
+    assert result.topk_index_TK.tolist() == [[1, 3, 2], [-1, -1, -1]]
+    expected = torch.tensor([[math.log(8 / 16), math.log(5 / 16), math.log(2 / 16)], [0.0] * 3])
+    assert_near(result.topk_logprob_TK.cpu(), expected, 1e-6)
+
+
+def test_the_largest_equal_topk_of_torch(target: Target) -> None:
+    hidden, weight = (target.normal(*s, seed=1, dtype=torch.bfloat16) for s in ((40, 64), (300, 64)))
+    result = run(target, hidden, weight, tokens(target, 40, 300), top_k=20, temperature=0.7)
+    expected = torch.log_softmax(hidden.double() @ weight.double().T / 0.7, -1).topk(20)
+    assert_near(result.topk_logprob_TK, expected.values, 1e-5)
+    assert torch.equal(result.topk_index_TK, expected.indices)
+    assert not result.topk_logprob_TK.requires_grad
+
+
 def test_results_are_float32_for_bfloat16(target: Target) -> None:
     hidden, weight = (target.normal(*s, seed=1, dtype=torch.bfloat16) for s in ((4, 64), (50, 64)))
-    logprob, entropy = run(target, hidden, weight, tokens(target, 4, 50), with_entropy=True)
+    logprob, entropy, *_ = run(target, hidden, weight, tokens(target, 4, 50), with_entropy=True)
     assert logprob.dtype == torch.float32
     assert entropy is not None
     assert entropy.dtype == torch.float32
@@ -59,7 +78,7 @@ def test_tokens_without_target_do_not_matter_at_all(target: Target) -> None:
     spoilt[5:15] = torch.nan
     spoilt.requires_grad_()
     again = run(target, spoilt, weight, token_T, with_entropy=True)
-    for a, b in zip(clean, again, strict=True):
+    for a, b in zip(clean[:2], again[:2], strict=True):
         assert torch.equal(a, b)
     dhidden, dweight = grads_of(again, (spoilt, weight))
     assert torch.equal(dhidden[5:15], torch.zeros_like(dhidden[5:15]))
@@ -69,14 +88,14 @@ def test_tokens_without_target_do_not_matter_at_all(target: Target) -> None:
 def test_the_chunk_changes_nothing(target: Target) -> None:
     hidden, weight = target.normal(33, 64, seed=1), target.normal(300, 64, seed=2)
     token_T = tokens(target, 33, 300)
-    whole = run(target, hidden, weight, token_T, with_entropy=True)
-    expected = grads_of(whole, (hidden, weight))
+    whole = run(target, hidden, weight, token_T, with_entropy=True, top_k=5)
+    expected = grads_of(whole[:2], (hidden, weight))
     allowed = tolerance(torch.float32, target.device)
     for chunk in (1, 7, 33, 1000):
-        parts = run(target, hidden, weight, token_T, with_entropy=True, chunk_tokens=chunk)
+        parts = run(target, hidden, weight, token_T, with_entropy=True, top_k=5, chunk_tokens=chunk)
         for mine, other in zip(parts, whole, strict=True):
             assert_near(mine, other, allowed)
-        for mine, other in zip(grads_of(parts, (hidden, weight)), expected, strict=True):
+        for mine, other in zip(grads_of(parts[:2], (hidden, weight)), expected, strict=True):
             assert_near(mine, other, allowed)
 
 
@@ -98,7 +117,7 @@ def test_logits_of_all_tokens_never_exist(target: Target) -> None:
     hidden, weight = target.normal(T, 64, seed=1), target.normal(V, 64, seed=2)
     token_T = tokens(target, T, V)
     with _Largest() as seen:
-        result = run(target, hidden, weight, token_T, with_entropy=True, chunk_tokens=64)
+        result = run(target, hidden, weight, token_T, with_entropy=True, top_k=5, chunk_tokens=64)
         torch.autograd.grad(result.logprob_T.sum() + result.entropy_T.sum(), (hidden, weight))
     assert seen.elements == 64 * V
 
@@ -106,24 +125,34 @@ def test_logits_of_all_tokens_never_exist(target: Target) -> None:
 def test_runs_give_equal_bits(target: Target) -> None:
     hidden, weight = target.normal(33, 64, seed=1), target.normal(300, 64, seed=2)
     first, second = (
-        run(target, hidden, weight, tokens(target, 33, 300), with_entropy=True) for _ in range(2)
+        run(target, hidden, weight, tokens(target, 33, 300), with_entropy=True, top_k=5) for _ in range(2)
     )
     for a, b in zip(first, second, strict=True):
         assert torch.equal(a, b)
-    for a, b in zip(grads_of(first, (hidden, weight)), grads_of(second, (hidden, weight)), strict=True):
+    for a, b in zip(
+        grads_of(first[:2], (hidden, weight)), grads_of(second[:2], (hidden, weight)), strict=True
+    ):
         assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("top_k", [None, 3])
 @pytest.mark.parametrize("entropy", [True, False])
-def test_gradients_of_the_reference_are_those_of_finite_differences(entropy: bool) -> None:
+def test_gradients_of_the_reference_are_those_of_finite_differences(entropy: bool, top_k: int | None) -> None:
     on, f64 = Target("torch", "cpu"), torch.float64
     token_T = torch.tensor([0, -1, 3, 6, 2, -1])
 
     def function(hidden, weight):
         result = rk.linear_logprob(
-            hidden, weight, token_T, temperature=0.7, with_entropy=entropy, chunk_tokens=2, backend="torch"
+            hidden,
+            weight,
+            token_T,
+            temperature=0.7,
+            with_entropy=entropy,
+            top_k=top_k,
+            chunk_tokens=2,
+            backend="torch",
         )
-        return tuple(result) if entropy else result.logprob_T
+        return tuple(result[:2]) if entropy else result.logprob_T
 
     assert torch.autograd.gradcheck(
         function, (on.normal(6, 4, seed=1, dtype=f64), on.normal(7, 4, seed=2, dtype=f64))
@@ -152,11 +181,19 @@ def _vocabulary_parallel_rank(rank: int, folder: Path, reduce_here: bool) -> Non
         assert_near(result.entropy_T, whole.entropy_T, 1e-6)
         assert_near(dhidden, expected_dhidden, 1e-5)
         assert_near(dpart, expected_dweight[10 * rank : 10 * rank + 10], 1e-5)
+        # More than the ten entries of one rank, and fewer.
+        for top_k in (15, 3):
+            parts = rk.linear_logprob(hidden, part, token_T, **settings, **group, top_k=top_k)
+            both = rk.linear_logprob(hidden, weight, token_T, **settings, top_k=top_k)
+            assert torch.equal(parts.topk_index_TK, both.topk_index_TK)
+            assert_near(parts.topk_logprob_TK, both.topk_logprob_TK, 1e-6)
         # Logits of hundreds: the ranks' sums of exponentials have no common range.
         far = rk.linear_logprob(hidden * 60, part, token_T, process_group=dist.group.WORLD)
         assert_near(far.logprob_T, rk.linear_logprob(hidden * 60, weight, token_T).logprob_T, 1e-5)
         with pytest.raises(rk.InvalidInput, match=r"\[0, 20\)"):
             rk.linear_logprob(hidden, part, token_T + 20, process_group=dist.group.WORLD)
+        with pytest.raises(rk.InvalidInput, match="top_k must be a whole number from 1 to V = 20"):
+            rk.linear_logprob(hidden, part, token_T, process_group=dist.group.WORLD, top_k=21)
     finally:
         dist.destroy_process_group()
 
@@ -179,5 +216,8 @@ def test_bad_inputs_are_refused_by_name() -> None:
         rk.linear_logprob(hidden, weight, torch.tensor([0, -1, 5]))
     with pytest.raises(rk.InvalidInput, match="temperature must be positive, given 0"):
         rk.linear_logprob(hidden, weight, token_T, temperature=0)
+    for top_k in (0, -1, 6, 2.0, True):
+        with pytest.raises(rk.InvalidInput, match=f"from 1 to V = 5, or None, given {top_k}"):
+            rk.linear_logprob(hidden, weight, token_T, top_k=top_k)
     with pytest.raises(rk.InvalidInput, match="weight_VD is torch"):
         rk.linear_logprob(hidden, weight.bfloat16(), token_T)

@@ -46,7 +46,13 @@ def calls() -> dict[str, tuple[tuple[torch.Tensor | None, ...], dict[str, Any]]]
     heads = [normal(T, n, d, seed=n + d) for n, d in ((2, 32), (2, 32), (4, 16))]
     rule = {"cu_seqlens": LENGTHS, "output_final_state": True, "qk_l2norm": True, "scale": 0.2}
     convolve = {"cu_seqlens": LENGTHS, "activation": "silu", "output_final_state": True}
-    head = {"temperature": 0.7, "with_entropy": True, "chunk_tokens": None, "process_group": None}
+    head = {
+        "temperature": 0.7,
+        "with_entropy": True,
+        "top_k": 900,
+        "chunk_tokens": None,
+        "process_group": None,
+    }
     target_T = torch.arange(13) * 70 - 1
     turn = normal(T, 8, seed=1).detach()
     steps = [x[:3] for x in (*heads, g, beta)]

@@ -49,6 +49,7 @@ def only_with_triton() -> None:
         ("causal_conv1d", conv(W=2, dtype=torch.float32)),
         ("attention", attention()),
         ("linear_logprob", logprob()),
+        ("linear_logprob", (logprob()[0], {"top_k": 20})),
         ("rms_norm", ((meta(8, 100), meta(100)), {"eps": 1e-6, "zero_centred": True})),
     ],
 )

@@ -1,6 +1,7 @@
 """Log-probability of a target token straight from hidden states and the head's weight.
 
-T tokens, D hidden, V vocabulary entries (of this rank, when the vocabulary is spread over a process group).
+T tokens, D hidden, V vocabulary entries (of this rank, when the vocabulary is spread over a process group), K
+largest entries.
 """
 
 from __future__ import annotations
@@ -22,6 +23,11 @@ class LogProbs(NamedTuple):
     """log softmax(logits)[target]; 0 where the target is -1."""
     entropy_T: torch.Tensor | None
     """Entropy of the softmax in nats; 0 where the target is -1; None if not asked for."""
+    topk_logprob_TK: torch.Tensor | None = None
+    """The K largest log-probabilities, largest first, without gradient; 0 where the target is -1; None if not
+    asked for."""
+    topk_index_TK: torch.Tensor | None = None
+    """Their token ids, int64, in the vocabulary of all ranks; -1 where the target is -1."""
 
 
 def linear_logprob(
@@ -31,16 +37,17 @@ def linear_logprob(
     *,
     temperature: float = 1.0,
     with_entropy: bool = False,
+    top_k: int | None = None,
     chunk_tokens: int | None = None,
     process_group: ProcessGroup | None = None,
     reduce_hidden_grad: bool = True,
     backend: str | None = None,
 ) -> LogProbs:
-    """Log-probability (and entropy) of targets under softmax(hidden @ weight^T / temperature).
+    """Log-probability (entropy, largest entries) of targets under softmax(hidden @ weight^T / temperature).
 
     Works over chunks of tokens, so that the logits of all tokens never exist at once; the backward pass
     computes them again. Tokens with target -1 are skipped: they get 0, give no gradient and cost nothing.
-    Differentiable in hidden and weight, through both results.
+    Differentiable in hidden and weight, through log-probability and entropy.
 
     Args:
         hidden_TD: final hidden states.
@@ -50,6 +57,8 @@ def linear_logprob(
             size on devices where that would wait for the device.
         temperature: divides the logits; positive.
         with_entropy: also return the entropy.
+        top_k: K, from 1 to V of all ranks: also return the K most probable tokens (of equal ones any) and
+            their log-probabilities; None for none.
         chunk_tokens: tokens per chunk; None lets the backend choose.
         process_group: ranks over which the vocabulary is spread; each must pass the same hidden states and
             targets.
@@ -65,13 +74,13 @@ def linear_logprob(
     options: dict[str, Any] = {
         "temperature": float(temperature),
         "with_entropy": with_entropy,
+        "top_k": top_k,
         "chunk_tokens": chunk_tokens,
         "process_group": process_group,
         "reduce_hidden_grad": reduce_hidden_grad,
     }
     call = linear_logprob_call(hidden_TD, weight_VD, target_T, **options)
-    logprob_T, entropy_T = implementation(call, backend)(hidden_TD, weight_VD, target_T, **options)
-    return LogProbs(logprob_T, entropy_T if with_entropy else None)
+    return LogProbs(*implementation(call, backend)(hidden_TD, weight_VD, target_T, **options))
 
 
 def linear_logprob_call(
@@ -81,6 +90,7 @@ def linear_logprob_call(
     *,
     temperature: float = 1.0,
     with_entropy: bool = False,
+    top_k: int | None = None,
     chunk_tokens: int | None = None,
     process_group: ProcessGroup | None = None,
     reduce_hidden_grad: bool = True,
@@ -96,9 +106,15 @@ def linear_logprob_call(
     )
     check.require(check.sizes["V"] > 0, "weight_VD has no rows")
     ranks = 1 if process_group is None else process_group.size()
+    vocabulary = check.sizes["V"] * ranks
+    if top_k is not None:
+        check.require(
+            type(top_k) is int and 1 <= top_k <= vocabulary,
+            f"top_k must be a whole number from 1 to V = {vocabulary}, or None, given {top_k!r}",
+        )
+        check.bind("K", top_k, "top_k")
     if target_T.device.type == "cpu" and target_T.numel():
         low, high = (int(bound) for bound in torch.aminmax(target_T))
-        vocabulary = check.sizes["V"] * ranks
         check.require(
             low >= -1 and high < vocabulary,
             f"target_T must lie in [0, {vocabulary}) or be -1, given values from {low} to {high}",
@@ -106,6 +122,7 @@ def linear_logprob_call(
     options = {
         "temperature": temperature,
         "with_entropy": with_entropy,
+        "top_k": top_k,
         "chunk_tokens": chunk_tokens,
         "process_group": process_group,
         "reduce_hidden_grad": reduce_hidden_grad,

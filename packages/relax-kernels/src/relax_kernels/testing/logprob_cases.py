@@ -10,7 +10,7 @@ import torch
 
 from relax_kernels.testing import references
 from relax_kernels.testing.case import Case, dtype_name
-from relax_kernels.testing.compare import assert_parity, float64_leaves, grads_of, tolerance
+from relax_kernels.testing.compare import assert_near, assert_parity, float64_leaves, grads_of, tolerance
 from relax_kernels.testing.target import Target
 
 
@@ -22,6 +22,7 @@ class _Setting:
     dtype: torch.dtype = torch.float32
     temperature: float = 1.0
     entropy: bool = True
+    top_k: int | None = None
     chunk: int | None = None
     without_target: float = 0.3
     """Fraction of the tokens that have no target."""
@@ -43,7 +44,14 @@ def cases() -> Iterator[Case]:
     yield _case("every-target", _Setting(without_target=0.0))
     yield _case("no-target", _Setting(without_target=1.0))
     yield _case("large-logits", _Setting(size=20.0, slack=20.0))
-    yield _case("one-word", _Setting(vocabulary=1))
+    yield _case("one-word", _Setting(vocabulary=1, top_k=1))
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+        yield _case(f"top-20-{dtype_name(dtype)}", _Setting(dtype=dtype, top_k=20))
+    yield _case("top-1-in-chunks", _Setting(top_k=1, chunk=7, entropy=False))
+    yield _case("top-5-temperature", _Setting(top_k=5, temperature=0.6, without_target=0.0))
+    yield _case("top-of-no-target", _Setting(top_k=5, without_target=1.0))
+    yield _case("top-of-all", _Setting(top_k=517))
+    yield _case("top-20-long", _Setting(tokens=1000, top_k=20, dtype=torch.bfloat16))
     yield _case("wide", _Setting(tokens=20, hidden=256, vocabulary=4099, dtype=torch.bfloat16))
 
 
@@ -64,6 +72,7 @@ def _check(s: _Setting, target: Target) -> None:
         token_T.to(target.device),
         temperature=s.temperature,
         with_entropy=s.entropy,
+        top_k=s.top_k,
         chunk_tokens=s.chunk,
     )
     grads = grads_of(result, (hidden, weight))
@@ -72,4 +81,34 @@ def _check(s: _Setting, target: Target) -> None:
     expected = (logprob, entropy if s.entropy else None)
     allowed = tolerance(s.dtype, target.device) * s.slack
     names = "logprob entropy dhidden dweight"
-    assert_parity((*result, *grads), (*expected, *grads_of(expected, leaves)), allowed, names)
+    assert_parity((*result[:2], *grads), (*expected, *grads_of(expected, leaves)), allowed, names)
+    if s.top_k is None:
+        assert result[2:] == (None, None), "top-k was not asked for"
+    else:
+        sorted_TV, order_TV = references.sorted_logprob(hidden64.detach(), weight64.detach(), s.temperature)
+        _check_largest(s, result.topk_logprob_TK, result.topk_index_TK, token_T, sorted_TV, order_TV, allowed)
+
+
+def _check_largest(
+    s: _Setting,
+    logprob_TK: torch.Tensor,
+    index_TK: torch.Tensor,
+    token_T: torch.Tensor,
+    sorted_TV: torch.Tensor,
+    order_TV: torch.Tensor,
+    allowed: float,
+) -> None:
+    """Values are those of a sort; ids, of which near ones may change places, belong to these values."""
+    assert not logprob_TK.requires_grad, "top-k has a gradient"
+    assert index_TK.dtype == torch.int64
+    without_T1, index_TK = token_T[:, None] < 0, index_TK.cpu()
+    assert_near(logprob_TK, sorted_TV[:, : s.top_k].masked_fill(without_T1, 0.0), allowed, "topk_logprob")
+    assert torch.equal(index_TK == -1, without_T1.expand_as(index_TK)), "ids where there is no target"
+    has_target_T = ~without_T1[:, 0]
+    chosen_SK = index_TK[has_target_T]
+    assert all(len(set(row)) == s.top_k for row in chosen_SK.tolist()), "an id twice"
+    by_id_TV = torch.empty_like(sorted_TV).scatter_(1, order_TV, sorted_TV)
+    of_ids_SK = by_id_TV[has_target_T].gather(1, chosen_SK)
+    assert_near(logprob_TK.cpu()[has_target_T], of_ids_SK, allowed, "log-probabilities of topk_index")
+    if s.dtype == torch.float64:
+        assert torch.equal(chosen_SK, order_TV[has_target_T, : s.top_k]), "ids differ"

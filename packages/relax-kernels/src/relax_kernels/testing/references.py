@@ -23,6 +23,7 @@ __all__ = [
     "rms_norm",
     "rotary",
     "segments",
+    "sorted_logprob",
 ]
 
 
@@ -116,3 +117,11 @@ def linear_logprob(
     chosen = logp_TV.gather(1, target_T.clamp(0)[:, None])[:, 0]
     entropy = -(logp_TV.exp() * logp_TV).sum(-1)
     return torch.where(has_target, chosen, 0.0), torch.where(has_target, entropy, 0.0)
+
+
+def sorted_logprob(
+    hidden_TD: torch.Tensor, weight_VD: torch.Tensor, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return all log-probabilities of each token, largest first, and the ids they belong to."""
+    logp_TV = torch.log_softmax(hidden_TD @ weight_VD.T / temperature, -1)
+    return logp_TV.sort(dim=-1, descending=True)

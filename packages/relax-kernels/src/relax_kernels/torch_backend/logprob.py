@@ -1,6 +1,6 @@
 """Log-probabilities from hidden states over chunks of tokens, with a hand-written backward pass.
 
-T tokens, B tokens of a chunk that have a target, D hidden, V vocabulary entries of this rank.
+T tokens, B tokens of a chunk that have a target, D hidden, V vocabulary entries of this rank, K largest ones.
 
 With z = hidden @ weight^T / temperature, L = log sum exp z, p = exp(z - L): logprob = z[target] - L and
 entropy H = L - sum p z. Their gradients by z are onehot - p and -p (z - L + H).
@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
+from relax_kernels.top_k import largest_over_ranks
 from relax_kernels.torch_backend.typed import accumulation_dtype, apply
 
 CHUNK_BYTES = 64 * 2**20
@@ -28,26 +29,29 @@ def linear_logprob(
     *,
     temperature: float,
     with_entropy: bool,
+    top_k: int | None,
     chunk_tokens: int | None,
     process_group: ProcessGroup | None,
     reduce_hidden_grad: bool,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """See `relax_kernels.linear_logprob`."""
     if chunk_tokens is None:
         row_bytes = weight_VD.shape[0] * accumulation_dtype(hidden_TD.dtype).itemsize
         chunk_tokens = max(1, CHUNK_BYTES // row_bytes)
-    logprob_T, entropy_T = apply(
+    logprob_T, entropy_T, topk_TK, index_TK = apply(
         _LinearLogProb,
         hidden_TD,
         weight_VD,
         target_T,
         temperature,
         with_entropy,
+        top_k or 0,
         chunk_tokens,
         process_group,
         reduce_hidden_grad,
     )
-    return logprob_T, entropy_T if with_entropy else None
+    largest = (None, None) if top_k is None else (topk_TK, index_TK)
+    return logprob_T, entropy_T if with_entropy else None, *largest
 
 
 class _LinearLogProb(torch.autograd.Function):
@@ -59,15 +63,18 @@ class _LinearLogProb(torch.autograd.Function):
         target_T: torch.Tensor,
         temperature: float,
         with_entropy: bool,
+        top_k: int,
         chunk_tokens: int,
         group: ProcessGroup | None,
         reduce_hidden_grad: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, ...]:
         working = accumulation_dtype(hidden_TD.dtype)
         first = 0 if group is None else group.rank() * weight_VD.shape[0]
         logprob_T = hidden_TD.new_zeros(hidden_TD.shape[0], dtype=working)
         lse_T, entropy_T = torch.zeros_like(logprob_T), torch.zeros_like(logprob_T)
         weight, chunks = weight_VD.to(working), _chunks(target_T, chunk_tokens)
+        topk_TK = logprob_T.new_zeros(len(target_T), min(top_k, len(weight)))
+        index_TK = torch.full_like(topk_TK, -1, dtype=torch.int64)
         logp_BV = None
         for row_B in chunks:
             z_BV = _logits(hidden_TD[row_B], weight, temperature)
@@ -83,18 +90,22 @@ class _LinearLogProb(torch.autograd.Function):
                 logp_BV = z_BV.sub_(lse_T[row_B, None])
             if with_entropy:
                 entropy_T[row_B] = -_sum_over((logp_BV.exp() * logp_BV).sum(-1), group)
+            if top_k:
+                topk_TK[row_B], local_BK = torch.topk(logp_BV, topk_TK.shape[1])
+                index_TK[row_B] = local_BK + first
+        if top_k and group is not None:
+            topk_TK, index_TK = largest_over_ranks(topk_TK, index_TK, top_k, group)
         # What fits into one chunk need not be computed again.
         kept = logp_BV if len(chunks) == 1 and any(ctx.needs_input_grad) else None
         ctx.save_for_backward(hidden_TD, weight_VD, target_T, lse_T, entropy_T, kept)
         ctx.settings = (temperature, with_entropy, chunk_tokens, group, reduce_hidden_grad, first)
-        if not with_entropy:
-            ctx.mark_non_differentiable(entropy_T)
-        return logprob_T, entropy_T
+        ctx.mark_non_differentiable(topk_TK, index_TK, *(() if with_entropy else (entropy_T,)))
+        return logprob_T, entropy_T, topk_TK, index_TK
 
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: Any, dlogprob_T: torch.Tensor, dentropy_T: torch.Tensor
+        ctx: Any, dlogprob_T: torch.Tensor, dentropy_T: torch.Tensor, *_topk: object
     ) -> tuple[torch.Tensor | None, ...]:
         hidden_TD, weight_VD, target_T, lse_T, entropy_T, kept = ctx.saved_tensors
         temperature, with_entropy, chunk_tokens, group, reduce_hidden_grad, first = ctx.settings
@@ -126,7 +137,7 @@ class _LinearLogProb(torch.autograd.Function):
             dhidden = _sum_over(dhidden, group if reduce_hidden_grad else None).to(hidden_TD.dtype)
         if dweight is not None:
             dweight = dweight.to(weight_VD.dtype)
-        return dhidden, dweight, None, None, None, None, None, None
+        return dhidden, dweight, None, None, None, None, None, None, None
 
 
 def _chunks(target_T: torch.Tensor, chunk_tokens: int) -> list[slice | torch.Tensor]:

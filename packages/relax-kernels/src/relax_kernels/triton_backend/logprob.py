@@ -1,10 +1,11 @@
 """Log-probabilities straight from hidden states on CUDA, in slices of the vocabulary.
 
-T tokens, D hidden, V vocabulary entries of this rank, C of one slice. The products are the BLAS library's;
-between them run kernels over the float32 logits of one slice. Slices of the vocabulary, not of the tokens:
-the weight's gradient is then complete after one product, in full precision, and what adds up over slices is
-hidden's, which is small. The forward pass keeps one number a token (two with the entropy); the backward pass
-computes the logits again: four products of T * D * V in all.
+T tokens, D hidden, V vocabulary entries of this rank, C of one slice, K largest ones. The products are the
+BLAS library's; between them run kernels over the float32 logits of one slice. Slices of the vocabulary, not
+of the tokens: the weight's gradient is then complete after one product, in full precision, and what adds up
+over slices is hidden's, which is small. The forward pass keeps one number a token (two with the entropy); the
+backward pass computes the logits again: four products of T * D * V in all. The largest entries are torch's
+topk of each slice, merged.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import triton
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
+from relax_kernels.top_k import largest, largest_over_ranks
 from relax_kernels.triton_backend.jit import apply
 from relax_kernels.triton_backend.launch import dense_rows, on_device_of
 from relax_kernels.triton_backend.logprob_kernels import gather_kernel, spread_kernel
@@ -59,10 +61,11 @@ class _LinearLogprob(torch.autograd.Function):
         target_T: torch.Tensor,
         temperature: float,
         with_entropy: bool,
+        top_k: int | None,
         chunk_tokens: int | None,
         group: ProcessGroup | None,
         reduce_hidden_grad: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[torch.Tensor | None, ...]:
         hidden_TD, weight_VD = hidden_TD.contiguous(), dense_rows(weight_VD)
         (T, _), V = hidden_TD.shape, weight_VD.shape[0]
         slices = _slices(T, V, chunk_tokens)
@@ -72,6 +75,8 @@ class _LinearLogprob(torch.autograd.Function):
             return torch.full((T,), fill, dtype=torch.float32, device=hidden_TD.device)
 
         top_T, total_T, chosen_T, weighted_T = floats(float("-inf")), floats(0), floats(0), floats(0)
+        largest_TK = hidden_TD.new_empty(T, 0, dtype=torch.float32)
+        index_TK = target_T.new_empty(T, 0)
         buffer = torch.empty(T * slices[0][1], dtype=torch.float32, device=hidden_TD.device)
         with on_device_of(hidden_TD):
             for first, entries in slices:
@@ -92,6 +97,10 @@ class _LinearLogprob(torch.autograd.Function):
                     ENTROPY=with_entropy,
                     num_warps=8,
                 )
+                if top_k:
+                    value_TK, place_TK = torch.topk(logits_TC, min(top_k, entries))
+                    index_TK = torch.cat((index_TK, place_TK + (offset + first)), 1)
+                    largest_TK, index_TK = largest(torch.cat((largest_TK, value_TK), 1), index_TK, top_k)
         if group is not None:
             top_T, total_T, chosen_T, weighted_T = _over_ranks(group, top_T, total_T, chosen_T, weighted_T)
         lse_T = top_T + total_T.log()
@@ -99,12 +108,18 @@ class _LinearLogprob(torch.autograd.Function):
         ctx.save_for_backward(hidden_TD, weight_VD, target_T, lse_T, entropy_T)
         ctx.options = (temperature, slices, offset, group if reduce_hidden_grad else None)
         ctx.set_materialize_grads(False)
-        return chosen_T - lse_T, entropy_T
+        if not top_k:
+            return chosen_T - lse_T, entropy_T, None, None
+        if group is not None:
+            largest_TK, index_TK = largest_over_ranks(largest_TK, index_TK, top_k, group)
+        topk_TK = largest_TK / temperature - lse_T[:, None]
+        ctx.mark_non_differentiable(topk_TK, index_TK)
+        return chosen_T - lse_T, entropy_T, topk_TK, index_TK
 
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: Any, dlogprob_T: torch.Tensor | None, dentropy_T: torch.Tensor | None
+        ctx: Any, dlogprob_T: torch.Tensor | None, dentropy_T: torch.Tensor | None, *_topk: object
     ) -> tuple[torch.Tensor | None, ...]:
         hidden_TD, weight_VD, target_T, lse_T, entropy_T = ctx.saved_tensors
         temperature, slices, offset, group = ctx.options
@@ -143,10 +158,10 @@ class _LinearLogprob(torch.autograd.Function):
                 if dweight_VD is not None:
                     torch.mm(dlogits_TC.T, hidden_TD, out=dweight_VD[first : first + entries])
         if not needs_hidden:
-            return None, dweight_VD, None, None, None, None, None, None
+            return None, dweight_VD, None, None, None, None, None, None, None
         if group is not None:
             dist.all_reduce(dhidden_TD, group=group)
-        return dhidden_TD.to(hidden_TD.dtype), dweight_VD, None, None, None, None, None, None
+        return dhidden_TD.to(hidden_TD.dtype), dweight_VD, None, None, None, None, None, None, None
 
 
 def _over_ranks(
@@ -173,10 +188,11 @@ def linear_logprob(
     *,
     temperature: float,
     with_entropy: bool,
+    top_k: int | None,
     chunk_tokens: int | None,
     process_group: ProcessGroup | None,
     reduce_hidden_grad: bool,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+) -> tuple[torch.Tensor | None, ...]:
     """See `relax_kernels.linear_logprob`."""
     tokens = target_T.numel()
     place_S = torch.nonzero(target_T >= 0).squeeze(1)
@@ -186,18 +202,30 @@ def linear_logprob(
     if not place_S.numel():
         # Nothing to compute, but both inputs keep their place in the graph.
         nothing = (hidden_TD.sum() + weight_VD[:0].sum()).float()
-        return nothing.expand(tokens), nothing.expand(tokens) if with_entropy else None
-    results = apply(
+        zeros_T = nothing.expand(tokens)
+        shape = (tokens, top_k or 0)
+        ids = (nothing.new_zeros(shape), target_T.new_full(shape, -1)) if top_k else (None, None)
+        return zeros_T, zeros_T if with_entropy else None, *ids
+    results: tuple[torch.Tensor | None, ...] = apply(
         _LinearLogprob,
         hidden_TD,
         weight_VD,
         target_T,
         temperature,
         with_entropy,
+        top_k,
         chunk_tokens,
         process_group,
         reduce_hidden_grad,
     )
     if skips:
-        results = tuple(None if x is None else x.new_zeros(tokens).index_copy(0, place_S, x) for x in results)
-    return results[0], results[1]
+        # Where there is no target: an index of -1, zeros elsewhere.
+        results = tuple(
+            None
+            if x is None
+            else x.new_full((tokens, *x.shape[1:]), 0 if x.is_floating_point() else -1).index_copy(
+                0, place_S, x
+            )
+            for x in results
+        )
+    return results
