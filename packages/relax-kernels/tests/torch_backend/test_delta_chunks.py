@@ -29,3 +29,19 @@ def test_small_decays_beside_large_ones_keep_their_digits() -> None:
     assert_near(o, expected, 2e-6)
     for mine, other in zip(grads_of((o,), x), grads_of((expected,), exact), strict=True):
         assert_near(mine, other, 2e-6)
+
+
+def test_gradients_of_strong_decays_keep_their_digits() -> None:
+    """Where little is remembered dg is small beside a token's terms with itself, which must not enter."""
+    on, cu = Target("torch", "cpu"), CuSeqlens.from_lengths((96, 54))
+    q, k, v = (on.normal(150, 2, 32, seed=seed) for seed in (1, 2, 3))
+    g = on.uniform(150, 2, low=-14.0, high=-7.0, seed=4)
+    beta = on.uniform(150, 2, low=0.3, high=0.7, seed=5)
+    x = [q, k, v, g, beta]
+    o, _ = gated_delta_rule(*x, cu_seqlens=cu, backend="torch")
+    exact = [y.detach().double().requires_grad_() for y in x]
+    expected, _ = naive_gated_delta_rule(*exact, cu_seqlens=cu)
+    dg, expected_dg = (grads_of((o,), (g,))[0], grads_of((expected,), (exact[3],))[0])
+    largest = expected_dg.abs().max().item()
+    assert largest < 1e-2
+    assert_near(dg / largest, expected_dg / largest, 2e-6)

@@ -155,7 +155,8 @@ def backward(
     dA_D = _mm(Z, X.mT).neg_().tril_(-1).mul_(D)
     dbeta = (Z * d).sum(-1) + (dA_D * kk).sum(-1)
     dA_D.mul_(beta.unsqueeze(-1))
-    exchange = (dA_D * kk).addcmul_(dscores_D, qk)
+    # A token does not decay to itself: its own terms would cancel, but leave their rounding behind.
+    exchange = (dA_D * kk).addcmul_(dscores_D, qk).tril_(-1)
     dG += exchange.sum(-1) - exchange.sum(-2)
     dqk, dkk = _per_key_head(dscores_D, x.q_MHCK.shape[1]), _per_key_head(dA_D, x.q_MHCK.shape[1])
     dq, dk = _mm(dqk, x.k_MHCK), _mm(dqk.mT, x.q_MHCK) + _mm(dkk + dkk.mT, x.k_MHCK)
@@ -205,12 +206,11 @@ def _through_states(
             shrunk = dafter.mul_(last[passing])
             dG[passing, :, -1] += _dot(before[: step.going_on], shrunk)
         dd = Z[now] * x.beta_MUC[now].unsqueeze(-1)
-        dG[now] += (dd * (kept.d_MUCV[now] - x.v_MUCV[now])).sum(-1)
         recalled, read = dd.mul_(eG[now]).neg_(), do[now] * eG[now]
-        dq_now = _mm(read, before.mT)
-        dG[now] += (dq_now * q[now]).sum(-1)
+        dq_now, dk_now = _mm(read, before.mT), _mm(recalled, before.mT)
+        dG[now] += (dq_now * q[now]).sum(-1) + (dk_now * k[now]).sum(-1)
         dq_state[now] = dq_now
-        dk_state[now] += _mm(recalled, before.mT)
+        dk_state[now] += dk_now
         dbefore = running[: step.count]
         dbefore += _mm(q[now].mT, read)
         dbefore += _mm(k[now].mT, recalled)
