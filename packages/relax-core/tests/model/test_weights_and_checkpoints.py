@@ -89,7 +89,8 @@ def test_every_tensor_of_a_checkpoint_has_its_own_key(cpu_world, config_of):
     assert len(set(keys)) == len(keys)
     assert sum(shard.data.numel() for shard in shards) == sum(p.numel() for p in model.parameters())
     assert {f"decoder.layers.0.self_attention.in_proj.weight.{part}" for part in "qkvzba"} <= set(keys)
-    assert "decoder.layers.3.self_attention.linear_qkv.weight" in keys
+    parts = ("q", "gate", "k", "v")
+    assert {f"decoder.layers.3.self_attention.linear_qkv.weight.{part}" for part in parts} <= set(keys)
     assert "mtp.layers.1.transformer_layer.mlp.linear_fc1.weight.gate" in keys
 
 
@@ -149,10 +150,11 @@ def measure_on_two_ranks(config: dict, directory) -> dict:
     return json.loads(outputs[0])
 
 
-def test_a_checkpoint_of_one_rank_gives_the_same_numbers_on_two(cpu_world, config_of, tmp_path):
+@pytest.mark.parametrize("kv_heads", [4, 1], ids=["whole groups", "more ranks than groups"])
+def test_a_checkpoint_of_one_rank_gives_the_same_numbers_on_two(cpu_world, config_of, tmp_path, kv_heads):
     from megatron.core import dist_checkpointing
 
-    config = config_of(mtp_num_hidden_layers=1)
+    config = config_of(mtp_num_hidden_layers=1, num_key_value_heads=kv_heads)
     model = build_model(Qwen35Config.from_hf(config))
     with torch.no_grad():
         for parameter in model.parameters():

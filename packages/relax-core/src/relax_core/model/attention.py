@@ -1,7 +1,8 @@
 """Gated full attention over packed samples.
 
 Axes: T tokens, 1 (Megatron's batch axis), D hidden, G key/value heads of this rank, M query heads per
-key/value head, H = G * M query heads, E features of a head, P = (2 M + 2) E fused features of a group.
+key/value head, H = G * M query heads, E features of a head, N tensor-parallel ranks that share a key/value
+head, S = E / N, P = 2 M E + 2 S fused features of a group.
 """
 
 from typing import Any
@@ -9,7 +10,11 @@ from typing import Any
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from megatron.core.tensor_parallel import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    gather_from_sequence_parallel_region,
+)
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from relax_kernels import output_gate, rotary
@@ -19,14 +24,18 @@ from relax_core.model.context import context_attention, context_choice
 from relax_core.model.norm import RMSNorm
 from relax_core.model.packed import require_packed
 from relax_core.model.recompute import run
+from relax_core.model.sharding import split_rows
 
 
 class GatedAttention(MegatronModule):  # type: ignore[misc]
     """Grouped-query attention with normalised queries and keys, partial rotary angles and a sigmoid output
     gate.
 
-    `linear_qkv` holds, for each key/value head g: [queries of g; gates of g; key g; value g]. The formula is
-    that of Qwen3.5 in transformers (`Qwen3_5Attention`).
+    `linear_qkv` holds, for each key/value head g: [queries of g; gates of g; key g; value g]. With n times as
+    many tensor-parallel ranks as key/value heads, n ranks share one: each holds its share of g's query heads,
+    of their gates, and an n-th of the features of key g and of value g, which they gather before use. So
+    every row lies on exactly one rank: gradients, their norm and checkpoints need nothing special. The
+    formula is that of Qwen3.5 in transformers (`Qwen3_5Attention`).
 
     Args:
         config: Megatron's config.
@@ -52,14 +61,12 @@ class GatedAttention(MegatronModule):  # type: ignore[misc]
         self.tp_group, self.cp_group = pg_collection.tp, pg_collection.cp
         self.context_way = context_choice(config).attention.way
         ranks = self.tp_group.size()
-        if model.kv_heads % ranks:
-            raise ValueError(
-                f"{model.kv_heads} key/value heads cannot be split over {ranks} tensor-parallel ranks; "
-                f"choose a tensor size that divides {model.kv_heads}"
-            )
-        self.kv_heads = model.kv_heads // ranks
-        self.queries_per_kv = model.attention_heads // model.kv_heads
+        self.sharing = _ranks_per_kv_head(model, ranks)
+        self.kv_heads = max(1, model.kv_heads // ranks)
+        self.queries_per_kv = model.attention_heads // ranks // self.kv_heads
         self.head_dim = model.head_dim
+        own, shared = self.queries_per_kv * self.head_dim, self.head_dim // self.sharing
+        self.qkv_parts = {"q": own, "gate": own, "k": shared, "v": shared}
         self.linear_qkv = ColumnParallelLinear(
             model.hidden_size,
             (2 * model.attention_heads + 2 * model.kv_heads) * model.head_dim,
@@ -94,11 +101,11 @@ class GatedAttention(MegatronModule):  # type: ignore[misc]
         fused_T1P, _bias = self.linear_qkv(hidden_T1D)
 
         def core(fused_T1P: torch.Tensor) -> torch.Tensor:
-            tokens, heads, width = fused_T1P.shape[0], self.queries_per_kv, self.head_dim
+            tokens, width = fused_T1P.shape[0], self.head_dim
             fused_TGP = fused_T1P.view(tokens, self.kv_heads, -1)
-            q_TGP, gate_TGP, k_TGE, v_TGE = torch.split(
-                fused_TGP, [heads * width, heads * width, width, width], dim=-1
-            )
+            q_TGP, gate_TGP, k_TGE, v_TGE = torch.split(fused_TGP, list(self.qkv_parts.values()), dim=-1)
+            if self.sharing > 1:
+                k_TGE, v_TGE = self._join_shares(k_TGE, v_TGE)
             q_THE = self.q_layernorm(q_TGP.reshape(tokens, -1, width))
             k_TGE = self.k_layernorm(k_TGE)
             q_THE, k_TGE = rotary(q_THE, cos_TR, sin_TR), rotary(k_TGE, cos_TR, sin_TR)
@@ -108,3 +115,44 @@ class GatedAttention(MegatronModule):  # type: ignore[misc]
 
         out_T1D, _bias = self.linear_proj(run(self, "core_attn", core, fused_T1P))
         return out_T1D, None
+
+    def _join_shares(self, k_T1S: torch.Tensor, v_T1S: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The whole key and value head [T, 1, E] from the shares [T, 1, S] of the ranks that hold it.
+
+        The backward pass sums what those ranks' queries ask of a share.
+        """
+        tokens, ranks = len(k_T1S), self.tp_group.size()
+        shares_T2S = torch.cat([k_T1S, v_T1S], dim=1)
+        everyone = gather_from_sequence_parallel_region(shares_T2S, group=self.tp_group)
+        first = self.tp_group.rank() // self.sharing * self.sharing
+        mine_NT2S = everyone.view(ranks, tokens, 2, -1)[first : first + self.sharing]
+        k_T1E, v_T1E = mine_NT2S.permute(1, 2, 0, 3).reshape(tokens, 2, -1).split(1, dim=1)
+        return k_T1E, v_T1E
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Queries, gates, keys and values are kept apart, so that any tensor-parallel size can read them."""
+        state: dict[str, Any] = super().sharded_state_dict(prefix, sharded_offsets, metadata)
+        split_rows(state, f"{prefix}linear_qkv.weight", self.qkv_parts, groups=self.kv_heads)
+        return state
+
+
+def _ranks_per_kv_head(model: Qwen35Config, ranks: int) -> int:
+    """Tensor-parallel ranks that share one key/value head.
+
+    Raises:
+        ValueError: the heads cannot be spread over so many ranks.
+    """
+    spread = model.kv_heads % ranks == 0 or (
+        ranks % model.kv_heads == 0
+        and model.attention_heads % ranks == 0
+        and model.head_dim % (ranks // model.kv_heads) == 0
+    )
+    if not spread:
+        raise ValueError(
+            f"{model.attention_heads} query and {model.kv_heads} key/value heads of {model.head_dim} "
+            f"features cannot be spread over {ranks} tensor-parallel ranks; choose a tensor size that divides "
+            f"{model.kv_heads}, or a multiple of {model.kv_heads} that divides {model.attention_heads}"
+        )
+    return max(1, ranks // model.kv_heads)
