@@ -85,25 +85,34 @@ def test_experts_are_counted_from_zero_on_every_rank(moe_config):
         assert len(dense) == sum(entry.expert is None for entry in table.entries)
 
 
-def test_more_ranks_than_groups_share_a_key_and_value_and_split_queries_and_gates():
-    # Two groups of four query heads of one row each: [q0-3 g0-3 k0 v0 | q4-7 g4-7 k1 v1].
-    split = GroupedSplit(2, 4, 1, 2)
-    rows = [f"{x}{i}" for g in (0, 4) for x in "qg" for i in range(g, g + 4)]
-    rows = [*rows[:8], "k0", "v0", *rows[8:], "k1", "v1"]
-    held = [[rows[i] for i in split.shard(torch.arange(20), rank, 8).tolist()] for rank in range(8)]
-    assert held == [[f"q{r}", f"g{r}", f"k{r // 4}", f"v{r // 4}"] for r in range(8)]
-    four = [rows[i] for i in split.shard(torch.arange(20), 1, 4).tolist()]
-    assert four == ["q2", "q3", "g2", "g3", "k0", "v0"]
-    shards = [split.shard(torch.arange(20), rank, 8) for rank in range(8)]
-    assert split.gather(shards).tolist() == list(range(20))
-    shards[3][2] = -1
-    with pytest.raises(BridgeError, match="rank 0's key and value are not those of its group's last rank"):
-        split.gather(shards)
+def test_more_ranks_than_groups_split_queries_gates_key_and_value():
+    # Two groups of four query heads of four rows: [q0-3 g0-3 k0 v0 | q4-7 g4-7 k1 v1].
+    split = GroupedSplit(2, 4, 4, 2)
+    heads = [[*(f"{x}{4 * g + i}" for x in "qg" for i in range(4)), f"k{g}", f"v{g}"] for g in range(2)]
+    rows = [f"{head}.{row}" for group in heads for head in group for row in range(4)]
+
+    def held(rank, ranks):
+        return [rows[i] for i in split.shard(torch.arange(80), rank, ranks).tolist()]
+
+    def whole(head):
+        return [f"{head}.{row}" for row in range(4)]
+
+    for rank in range(8):
+        group, share = divmod(rank, 4)
+        own = [*whole(f"q{rank}"), *whole(f"g{rank}"), f"k{group}.{share}", f"v{group}.{share}"]
+        assert held(rank, 8) == own
+    assert held(1, 4) == [
+        *(row for head in ("q2", "q3", "g2", "g3") for row in whole(head)),
+        *("k0.2", "k0.3", "v0.2", "v0.3"),
+    ]
+    shards = [split.shard(torch.arange(80), rank, 8) for rank in range(8)]
+    assert sorted(torch.cat(shards).tolist()) == list(range(80)), "every row on one rank"
+    assert split.gather(shards).tolist() == list(range(80))
 
 
-@pytest.mark.parametrize(("ranks", "heads"), [(3, 4), (4, 3), (6, 2)])
-def test_ranks_that_neither_divide_nor_share_the_groups_are_refused(ranks, heads):
-    split = GroupedSplit(2, heads, 1, 2)
+@pytest.mark.parametrize(("ranks", "heads", "dim"), [(3, 4, 4), (4, 3, 4), (6, 2, 4), (4, 4, 3)])
+def test_ranks_that_neither_divide_nor_share_the_groups_are_refused(ranks, heads, dim):
+    split = GroupedSplit(2, heads, dim, 2)
     with pytest.raises(BridgeError, match=f"2 groups of {heads} query heads cannot be spread over {ranks}"):
         split.shard(torch.arange(split.whole), 0, ranks)
 
@@ -111,11 +120,12 @@ def test_ranks_that_neither_divide_nor_share_the_groups_are_refused(ranks, heads
 def test_the_published_moe_is_cut_over_eight_ranks_with_two_groups():
     shards = Placement(model_map(PUBLISHED["Qwen3.5-35B-A3B"]), Layout(tensor=8)).shards(5)
     (qkv,) = (s for s in shards if s.entry.megatron == "decoder.layers.3.self_attention.linear_qkv.weight")
-    assert qkv.shape == (6 * 256, 2048), "two query heads, two gates, a key and a value of 256 rows"
+    assert qkv.shape == (4 * 256 + 2 * 64, 2048), "two query heads, two gates, a quarter of key and value"
     # Rank 5 has query heads 10 and 11, whose [query; gate] pairs lie at rows 5120 to 6143 of q_proj.
     q = [(p.start, p.size, p.at) for p in qkv.cutting.pieces if p.part == 0]
     assert q == [(5120, 256, 0), (5632, 256, 256), (5376, 256, 512), (5888, 256, 768)]
-    assert [(p.part, p.start) for p in qkv.cutting.pieces if p.part] == [(1, 256), (2, 256)]
+    # It is the second of the four ranks of the second key.
+    assert [(p.part, p.start, p.size) for p in qkv.cutting.pieces if p.part] == [(1, 320, 64), (2, 320, 64)]
 
 
 def test_the_vocabulary_is_padded_to_a_multiple_for_all_ranks(tiny_config):

@@ -210,17 +210,12 @@ def test_an_engine_with_the_same_tensor_size_takes_shares_as_they_are(cut):
     assert [s.ranges for s in seen["model.embed_tokens.weight"]] == [((0, 25),), ((25, 25),)]
 
 
-def test_an_engine_above_the_number_of_groups_gets_the_shared_key(make, tiny_config, import_all):
+def test_an_engine_above_the_number_of_groups_needs_whole_keys(make, tiny_config, import_all):
     source = make(tiny_config(linear_num_key_heads=4))
     table, layout = model_map(source.config), Layout(tensor=4)
     held = import_all(table, source, layout)
-    keys = [
-        share.ranges
-        for rank in range(4)
-        for share in export_shards(table, held[rank], layout=layout, rank=rank, engine=layout)
-        if share.name == "model.layers.1.self_attn.k_proj.weight"
-    ]
-    assert keys == [((0, 8),), ((0, 8),), ((8, 8),), ((8, 8),)]
+    with pytest.raises(BridgeError, match="4 tensor-parallel ranks share the 2 key/value heads"):
+        export_shards(table, held[0], layout=layout, rank=0, engine=layout)
 
 
 def test_packed_experts_are_handed_over_by_their_numbers(make, moe_config, import_all):
@@ -265,7 +260,7 @@ def models_and_layouts(draw):
         "num_hidden_layers": layout.pipeline * layout.virtual * draw(small),
         "num_key_value_heads": groups,
         "num_attention_heads": groups * max(1, tensor // groups) * draw(small),
-        "head_dim": draw(small),
+        "head_dim": max(1, tensor // groups) * draw(small),
         "linear_num_key_heads": key_heads,
         "linear_num_value_heads": ratio * key_heads,
         "linear_key_head_dim": draw(small),

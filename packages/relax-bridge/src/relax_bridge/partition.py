@@ -223,9 +223,10 @@ class Split(_CutAxis):
 class GroupedSplit(_CutAxis):
     """Rows in `groups` blocks of [query heads; gate heads; key; value], each of `head_dim` rows a head.
 
-    Up to one rank a group, a rank holds whole blocks. With more, ranks // groups ranks share a group: each
-    holds its share of the group's query heads and gates, and a copy of the key and the value. `sides` is 2
-    with gates, 1 without.
+    Up to one rank a group, a rank holds whole blocks. With more, n = ranks // groups ranks share a group:
+    each holds its share of the group's query heads and gates, and an n-th of the rows of the key and of the
+    value (the trainer gathers the features they make). Every row lies on one rank. `sides` is 2 with gates, 1
+    without.
     """
 
     groups: int
@@ -248,43 +249,30 @@ class GroupedSplit(_CutAxis):
         return (self.sides * self.heads_per_group + 2) * self.head_dim
 
     def cut(self, size: int, rank: int, ranks: int) -> Cut:
-        """Whole blocks, or a share of one block's query and gate heads with its key and value.
+        """Whole blocks, or a share of one block's query and gate heads, of its key and of its value.
 
         Raises:
-            BridgeError: neither number of groups and ranks divides the other, or a group's query heads do not
-                spread evenly over its ranks.
+            BridgeError: neither number of groups and ranks divides the other, or a group's query heads or the
+                rows of its key do not spread evenly over its ranks.
         """
         self._check(size, rank, ranks)
         if self.groups % ranks == 0:
             rows = self.whole // ranks
             return Cut((Range(rank * rows, rows),))
         sharing = ranks // self.groups
-        if ranks % self.groups or self.heads_per_group % sharing:
+        if ranks % self.groups or self.heads_per_group % sharing or self.head_dim % sharing:
             raise BridgeError(
                 f"{self.groups} groups of {self.heads_per_group} query heads cannot be spread over {ranks} "
                 "tensor-parallel ranks: the number of ranks must divide the groups, or be a multiple of them "
-                "that gives every rank whole query heads"
+                f"that gives every rank whole query heads and as many of a key's {self.head_dim} rows"
             )
         group, share = divmod(rank, sharing)
         side = self.heads_per_group * self.head_dim
         mine, base = side // sharing, group * self._block
         heads = tuple(Range(base + s * side + share * mine, mine) for s in range(self.sides))
-        return Cut((*heads, Range(base + self.sides * side, 2 * self.head_dim)))
-
-    def gather(self, shards: Sequence[Tensor]) -> Tensor:
-        """The full tensor.
-
-        Raises:
-            BridgeError: if a shard has other rows, or ranks of a group hold different keys or values.
-        """
-        full = super().gather(shards)
-        if len(shards) > self.groups:
-            for rank, shard in enumerate(shards):
-                if not torch.equal(_bits(self.shard(full, rank, len(shards))), _bits(shard)):
-                    raise BridgeError(
-                        f"replicas differ: rank {rank}'s key and value are not those of its group's last rank"
-                    )
-        return full
+        rows, keys = self.head_dim // sharing, base + self.sides * side
+        shares = tuple(Range(keys + s * self.head_dim + share * rows, rows) for s in range(2))
+        return Cut((*heads, *shares))
 
     def describe(self) -> str:
         """`0: groups of q, gate, k, v`."""

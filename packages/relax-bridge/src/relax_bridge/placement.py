@@ -209,7 +209,7 @@ def _cuttings(row: Row, partition: Partition, ranks: int) -> tuple[Cutting, ...]
     for rank in range(ranks):
         cut = partition.cut(whole[axis], rank, ranks)
         pieces = _pieces(runs, cut)
-        # Ranks hold the same rows as a whole piece (a replica, or the key and value of a group they share).
+        # Ranks hold the same rows as a whole piece (a replica).
         sends = tuple(piece for piece in pieces if piece[:3] not in taken)
         taken |= {piece[:3] for piece in pieces}
         found.append(Cutting(axis, (*whole[:axis], cut.size, *whole[axis + 1 :]), pieces, sends))

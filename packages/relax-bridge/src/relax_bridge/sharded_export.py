@@ -18,7 +18,7 @@ from relax_bridge.exchange import Exchange, NoExchange, Received
 from relax_bridge.export_plan import Move, Step, Target, steps, targets
 from relax_bridge.layout import Layout
 from relax_bridge.model_map import ModelMap
-from relax_bridge.partition import Range
+from relax_bridge.partition import GroupedSplit, Range
 from relax_bridge.placement import Placement, Shard
 from relax_bridge.transforms import Shape
 
@@ -95,8 +95,9 @@ def export_shards(
     """This rank's share of every Hugging Face tensor it holds, without any exchange.
 
     For a sampling engine that cuts tensors over as many ranks as the trainer does: its rank takes the share
-    as it is. Heads are cut whole, keys and values repeated above their number, fused projections cut part by
-    part, and the padding of the vocabulary is taken off.
+    as it is. Heads are cut whole, fused projections part by part, and the padding of the vocabulary is taken
+    off. With more ranks than key/value heads the trainer's ranks share a head, of which an engine's rank
+    wants the whole: that needs `export_buckets`.
 
     Raises:
         CoverageError: names each parameter that is missing, extra or mis-shaped on this rank.
@@ -110,6 +111,12 @@ def export_shards(
             f"trainer and engine cut tensors differently: (tensor, expert, expert_tensor) is {ours} and "
             f"{theirs}; use export_buckets, which gathers"
         )
+    for row in table.rows:
+        if isinstance(row.partition, GroupedSplit) and layout.tensor > row.partition.groups:
+            raise BridgeError(
+                f"{layout.tensor} tensor-parallel ranks share the {row.partition.groups} key/value heads, of "
+                "which an engine's rank wants a whole one; use export_buckets, which gathers"
+            )
     shards = Placement(table, layout).shards(rank)
     return _shares([shard for shard in shards if not shard.repeated], _held(shards, parameters, rank))
 

@@ -24,7 +24,7 @@ from relax_core.model.context import context_attention, context_choice
 from relax_core.model.norm import RMSNorm
 from relax_core.model.packed import require_packed
 from relax_core.model.recompute import run
-from relax_core.model.sharding import split_rows
+from relax_core.model.sharding import place_blocks
 
 
 class GatedAttention(MegatronModule):  # type: ignore[misc]
@@ -132,10 +132,23 @@ class GatedAttention(MegatronModule):  # type: ignore[misc]
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Queries, gates, keys and values are kept apart, so that any tensor-parallel size can read them."""
+        """`linear_qkv` is stored as one rank has it, so that any tensor-parallel size can read it."""
         state: dict[str, Any] = super().sharded_state_dict(prefix, sharded_offsets, metadata)
-        split_rows(state, f"{prefix}linear_qkv.weight", self.qkv_parts, groups=self.kv_heads)
+        if self.sharing > 1:
+            places, whole = self._places()
+            place_blocks(state, f"{prefix}linear_qkv.weight", places, whole=whole)
         return state
+
+    def _places(self) -> tuple[list[int], int]:
+        """Which blocks of E / N rows of the whole `linear_qkv` this rank's are, and how many those are."""
+        group, share = divmod(self.tp_group.rank(), self.sharing)
+        mine = self.queries_per_kv * self.sharing
+        side = mine * self.sharing
+        block = 2 * side + 2 * self.sharing
+        heads = [start + share * mine + i for start in (0, side) for i in range(mine)]
+        shares = [2 * side + share, 2 * side + self.sharing + share]
+        kv_heads = self.tp_group.size() // self.sharing
+        return [group * block + place for place in (*heads, *shares)], kv_heads * block
 
 
 def _ranks_per_kv_head(model: Qwen35Config, ranks: int) -> int:
@@ -151,8 +164,8 @@ def _ranks_per_kv_head(model: Qwen35Config, ranks: int) -> int:
     )
     if not spread:
         raise ValueError(
-            f"{model.attention_heads} query and {model.kv_heads} key/value heads of {model.head_dim} "
-            f"features cannot be spread over {ranks} tensor-parallel ranks; choose a tensor size that divides "
+            f"{model.attention_heads} query and {model.kv_heads} key/value heads of {model.head_dim} features"
+            f" do not spread over {ranks} tensor-parallel ranks; choose a tensor size that divides "
             f"{model.kv_heads}, or a multiple of {model.kv_heads} that divides {model.attention_heads}"
         )
     return max(1, ranks // model.kv_heads)

@@ -1,60 +1,84 @@
 """Checkpoint layout of fused matrices: each component is a tensor of its own.
 
 A fused matrix on tensor-parallel rank r holds [a_r; b_r; ...]. Stored whole, its rows would depend on the
-number of ranks; stored per component, a checkpoint written on any number of ranks reads on any other. So does
-one that holds [a; b] for each of several groups.
+number of ranks; stored per component, a checkpoint written on any number of ranks reads on any other.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 
 
-def split_rows(
-    state: dict[str, Any], key: str, parts: Mapping[str, int], *, axis: int = 0, groups: int = 1
-) -> None:
+def split_rows(state: dict[str, Any], key: str, parts: Mapping[str, int], *, axis: int = 0) -> None:
     """Replaces `state[key]`, a tensor sharded over `axis`, by one that is stored per component.
 
     Args:
         state: a sharded state dict.
         key: of the fused tensor in `state`; component p is stored as `<key>.<p>`.
-        parts: rows of each component of a group on this rank, in order.
+        parts: rows of each component on this rank, in order.
         axis: of the rows.
-        groups: how many times the parts follow one another on this rank.
 
     Raises:
         ValueError: the rows of the parts do not add up to the tensor's.
     """
     whole: ShardedTensor = state[key]
-    if groups * sum(parts.values()) != whole.local_shape[axis]:
-        times = f"{groups} times " if groups > 1 else ""
+    if sum(parts.values()) != whole.local_shape[axis]:
         raise ValueError(
-            f"{key} has {whole.local_shape[axis]} rows, its parts {times}{dict(parts)} have "
-            f"{groups * sum(parts.values())}"
+            f"{key} has {whole.local_shape[axis]} rows, its parts {dict(parts)} have {sum(parts.values())}"
         )
     template = whole.without_data()
 
     @torch.no_grad()
     def build(key: str, tensor: torch.Tensor, replica_id: Any, flattened_range: slice | None) -> list[Any]:
         assert flattened_range is None, "flattened shards of fused matrices are not written"
-        grouped = tensor.reshape(*tensor.shape[:axis], groups, -1, *tensor.shape[axis + 1 :])
-        split = torch.split(grouped, list(parts.values()), dim=axis + 1)
-        return [
-            _part(template, f"{key}.{name}", part.flatten(axis, axis + 1), replica_id, axis)
-            for name, part in zip(parts, split, strict=True)
-        ]
+        shards, start = [], 0
+        for name, rows in parts.items():
+            part = tensor.narrow(axis, start, rows)
+            shards.append(_part(template, f"{key}.{name}", part, replica_id, axis))
+            start += rows
+        return shards
+
+    state[key] = ShardedTensorFactory(
+        whole.key, whole.data, build, partial(torch.cat, dim=axis), whole.replica_id
+    )
+
+
+def place_blocks(state: dict[str, Any], key: str, places: Sequence[int], *, whole: int) -> None:
+    """Replaces `state[key]`, a tensor whose rows lie apart from one another in the whole, by its blocks.
+
+    Args:
+        state: a sharded state dict.
+        key: of the tensor in `state`; it is stored under that key.
+        places: the tensor's rows are as many blocks of one size; which blocks of the whole tensor they are.
+        whole: blocks of the whole tensor.
+    """
+    own: ShardedTensor = state[key]
+    template = own.without_data()
+    axis = template.prepend_axis_num
 
     @torch.no_grad()
-    def merge(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
-        grouped = [
-            piece.reshape(*piece.shape[:axis], groups, -1, *piece.shape[axis + 1 :]) for piece in pieces
+    def build(key: str, tensor: torch.Tensor, replica_id: Any, flattened_range: slice | None) -> list[Any]:
+        assert flattened_range is None, "flattened shards of fused matrices are not written"
+        return [
+            replace(
+                template,
+                key=key,
+                data=block,
+                dtype=block.dtype,
+                local_shape=tuple(block.shape),
+                global_shape=_at(template.global_shape, axis, whole * len(block)),
+                global_offset=_at(template.global_offset, axis, place * len(block)),
+                axis_fragmentations=_at(template.axis_fragmentations, axis, whole),
+                replica_id=replica_id,
+            )
+            for place, block in zip(places, tensor.chunk(len(places)), strict=True)
         ]
-        return torch.cat(grouped, dim=axis + 1).flatten(axis, axis + 1)
 
-    state[key] = ShardedTensorFactory(whole.key, whole.data, build, merge, whole.replica_id)
+    state[key] = ShardedTensorFactory(own.key, own.data, build, torch.cat, own.replica_id)
 
 
 def _part(
