@@ -21,6 +21,8 @@ _INTERLEAVED = {"pipeline": 2, "pipeline_chunks": 2}
 _SELECTIVE, _FULL = {"recompute": "selective"}, {"recompute": "full"}
 _PP = {"pipeline": 2}
 _CP = {"context": 2}
+_BY_HEADS, _BY_STATE = {"context_attention": "heads"}, {"context_delta": "state"}
+_ONE_KV_HEAD = {"num_key_value_heads": 1}
 _EP = {"expert": 2}
 _TIED_JOINED: dict[str, Any] = {"model": _TIED, "draft": _JOINED}
 
@@ -49,8 +51,18 @@ ROWS: tuple[Row, ...] = (
     # Context parallel, both ways for each kind of layer.
     Row("cp2", 2, _CP, quick=True),
     Row("cp2-mtp2-joined-policy", 2, _CP, mtp=2, draft=_JOINED, objective="policy"),
-    Row("cp2-heads-state-mtp1", 2, {**_CP, "context_attention": "heads", "context_delta": "state"}, mtp=1),
-    Row("cp2-gather-heads", 2, {**_CP, "context_attention": "gather", "context_delta": "heads"}),
+    Row("cp2-heads-state-mtp1", 2, {**_CP, **_BY_HEADS, **_BY_STATE}, mtp=1),
+    Row("cp2-heads-heads-mtp1", 2, {**_CP, **_BY_HEADS}, mtp=1),
+    Row("cp2-gather-state-mtp1-policy", 2, {**_CP, **_BY_STATE}, mtp=1, objective="policy"),
+    # Pieces of a few tokens: states and convolutions reach over several ranks.
+    Row("cp4", 4, {"context": 4}, quick=True),
+    Row("cp4-heads-mtp1", 4, {"context": 4, **_BY_HEADS}, mtp=1),
+    # More tensor-parallel ranks than key/value heads.
+    Row("tp2-one-kv-head", 2, _TP, model=_ONE_KV_HEAD, mtp=1, quick=True),
+    Row("tp2-sp-one-kv-head-selective", 2, _SP, model=_ONE_KV_HEAD, trainer=_SELECTIVE),
+    Row("tp4-sp-two-kv-heads", 4, {"tensor": 4, "sequence": True}, model={"linear_num_key_heads": 4}, mtp=1),
+    Row("tp2-cp2-one-kv-head", 4, {**_TP, **_CP}, model=_ONE_KV_HEAD),
+    Row("tp2-cp2-one-kv-head-heads", 4, {**_TP, **_CP, **_BY_HEADS}, model=_ONE_KV_HEAD),
     # Experts.
     Row("moe-micro-batches", 1, family="moe", trainer={"micro_batch_tokens": 16}, mtp=1),
     Row("moe-pp2", 2, _PP, family="moe", mtp=1),
@@ -60,6 +72,8 @@ ROWS: tuple[Row, ...] = (
     Row("tp2-sp-full-mtp1", 2, _SP, trainer=_FULL, mtp=1),
     Row("pp2-full-mtp2-joined", 2, _PP, trainer=_FULL, mtp=2, draft=_JOINED),
     Row("cp2-full-mtp1", 2, _CP, trainer=_FULL, mtp=1),
+    Row("cp2-state-full-mtp1", 2, {**_CP, **_BY_HEADS, **_BY_STATE}, trainer=_FULL, mtp=1),
+    Row("cp2-state-selective", 2, {**_CP, **_BY_HEADS, **_BY_STATE}, trainer=_SELECTIVE),
     # Products.
     Row("tp2-sp-cp2-mtp1", 4, {**_SP, **_CP}, mtp=1),
     Row("pp2-cp2-mtp1-tied", 4, {**_PP, **_CP}, mtp=1, **_TIED_JOINED),
