@@ -21,7 +21,7 @@ for layout in (Layout(tensor=2), Layout(pipeline=2)):
     for to in (0, 1, None):
         counts.append(0)
         for bucket in export_buckets(
-            table, held, bucket_bytes=2000, layout=layout, rank=rank,
+            table, [held], bucket_bytes=2000, layout=layout, rank=rank,
             exchange=ProcessGroupExchange(to=to), like=checkpoint,
         ):
             for name, x in bucket.items():

@@ -136,15 +136,6 @@ def test_the_vocabulary_is_padded_to_a_multiple_for_all_ranks(tiny_config):
     assert [shard.cutting.pieces[0][:3] for shard in shards] == [(0, 0, 32), (0, 32, 18)]
 
 
-def test_owners_name_every_rank(moe_config):
-    table = model_map(moe_config(num_experts=4))
-    owners = Placement(table, Layout(tensor=2, pipeline=2, expert=2, expert_tensor=1)).owners()
-    assert owners["embedding.word_embeddings.weight"] == [0, 1, 2, 3], "MTP reads it on the last stage"
-    assert owners["decoder.layers.0.mlp.experts.linear_fc1.weight3"] == [1]
-    assert owners["decoder.layers.3.mlp.experts.linear_fc1.weight0"] == [2]
-    assert owners["mtp.layers.0.eh_proj.weight"] == [2, 3]
-
-
 @pytest.mark.parametrize(
     ("layout", "message"),
     [

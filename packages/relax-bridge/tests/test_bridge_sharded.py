@@ -117,6 +117,18 @@ def test_one_rank_exports_its_own_memory(tiny):
     assert all(torch.equal(x, tiny.tensor(name)) for name, x in bucket.items())
 
 
+def test_parameters_may_go_by_their_names_in_the_whole_model(cut, export_all):
+    source, table, layout, held = cut
+    placement = Placement(table, layout)
+    named = [
+        {shard.entry.megatron: held[rank][shard.chunk][shard.name] for shard in placement.shards(rank)}
+        for rank in range(4)
+    ]
+    assert "decoder.layers.3.mlp.linear_fc1.weight" in named[3]
+    (bucket,) = export_all(table, named, layout, bucket_bytes=10**9, like=source)[0]
+    assert all(torch.equal(x, source.tensor(name)) for name, x in bucket.items())
+
+
 def test_a_bucket_is_let_go_when_the_next_is_asked_for(tiny):
     table = model_map(tiny.config)
     buckets = export_buckets(table, dict(table.import_tensors(tiny)), bucket_bytes=1)

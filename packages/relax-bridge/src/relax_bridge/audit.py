@@ -1,14 +1,17 @@
 """Accounts for every tensor of a checkpoint: both names, shapes, dtype, transform, partition, digest."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from relax_bridge.checkpoint import Checkpoint
 from relax_bridge.digest import digest
 from relax_bridge.errors import Problems
+from relax_bridge.layout import Layout
 from relax_bridge.model_map import ModelMap, mtp_layers_of
 from relax_bridge.models import model_map
+from relax_bridge.placement import Placement
 
 
 @dataclass(frozen=True)
@@ -19,7 +22,17 @@ class HfTensor:
     shape: tuple[int, ...]
     dtype: str
     file: str
+    nbytes: int
     digest: str | None
+
+
+class Owner(NamedTuple):
+    """A rank that holds (a share of) a tensor: the chunk and name it has there, and its shape."""
+
+    rank: int
+    chunk: int
+    name: str
+    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -32,11 +45,12 @@ class MegatronTensor:
     transform: str
     partition: str
     hf: tuple[HfTensor, ...]
+    owners: tuple[Owner, ...]
 
 
 @dataclass(frozen=True)
 class Audit:
-    """The account of one checkpoint.
+    """The account of one checkpoint in one layout.
 
     Attributes:
         path: the directory.
@@ -67,33 +81,56 @@ class Audit:
             "hf_tensors": len(held),
             "passthrough_tensors": len(self.passthrough),
             "parameters": sum(prod(part.shape) for part in held.values()),
+            "bytes": sum(part.nbytes for part in held.values()),
         }
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return asdict(self) | {"totals": self.totals(), "whole": self.whole}
+        plain = asdict(self) | {"totals": self.totals(), "whole": self.whole}
+        for tensor in plain["tensors"]:
+            tensor["owners"] = [Owner(*owner)._asdict() for owner in tensor["owners"]]
+        return plain
 
 
-def audit(checkpoint: Checkpoint, *, digests: bool = True, the_map: ModelMap | None = None) -> Audit:
-    """Accounts for a checkpoint without refusing anything.
+def audit(
+    checkpoint: Checkpoint,
+    *,
+    digests: bool = True,
+    the_map: ModelMap | None = None,
+    layout: Layout = Layout(),  # noqa: B008 - frozen
+    report: Callable[[int, int], None] | None = None,
+) -> Audit:
+    """Accounts for a checkpoint without refusing anything that it holds.
 
     Args:
         checkpoint: an opened directory.
         digests: read every tensor and fingerprint it.
         the_map: the table to hold it against; by default that of its own config.
+        layout: the ranks whose shares are told.
+        report: called with (bytes read, bytes in all) as digests are made.
+
+    Raises:
+        BridgeError: no table for its config, or a layout that does not fit the model.
     """
     table = the_map or model_map(checkpoint.config, names=checkpoint.names)
+    owners = _owners(Placement(table, layout))
     cache: dict[str, HfTensor] = {}
+    total, read = sum(map(checkpoint.nbytes, checkpoint.names)), 0
 
     def stored(name: str) -> HfTensor:
+        nonlocal read
         if name not in cache:
             cache[name] = HfTensor(
                 name,
                 checkpoint.shape(name),
                 checkpoint.stored_dtype(name),
                 checkpoint.file(name),
+                checkpoint.nbytes(name),
                 digest(checkpoint.tensor(name)) if digests else None,
             )
+            read += checkpoint.nbytes(name)
+            if report and digests:
+                report(read, total)
         return cache[name]
 
     tensors = []
@@ -108,6 +145,7 @@ def audit(checkpoint: Checkpoint, *, digests: bool = True, the_map: ModelMap | N
                 entry.transform.name,
                 entry.partition.describe(),
                 parts,
+                owners[entry.megatron],
             )
         )
     return Audit(
@@ -118,3 +156,11 @@ def audit(checkpoint: Checkpoint, *, digests: bool = True, the_map: ModelMap | N
         tuple(stored(name) for name in checkpoint.names if table.passes_through(name)),
         table.problems(checkpoint),
     )
+
+
+def _owners(placement: Placement) -> dict[str, tuple[Owner, ...]]:
+    found: dict[str, list[Owner]] = {entry.megatron: [] for entry in placement.table.entries}
+    for rank in range(placement.layout.world_size):
+        for shard in placement.shards(rank):
+            found[shard.entry.megatron].append(Owner(rank, shard.chunk, shard.name, shard.shape))
+    return {name: tuple(owners) for name, owners in found.items()}

@@ -21,6 +21,20 @@ SINGLE = "model.safetensors"
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
+_BITS = {word: 8 * dtype.itemsize for word, dtype in DTYPES.items()}
+_BITS |= {
+    "I64": 64,
+    "U64": 64,
+    "I32": 32,
+    "U32": 32,
+    "I16": 16,
+    "U16": 16,
+    "F4": 4,
+    "F6_E2M3": 6,
+    "F6_E3M2": 6,
+}
+
+
 @dataclass(frozen=True)
 class Stored:
     """Where a tensor lies and what it is; `dtype` is safetensors' word, for instance `BF16`."""
@@ -129,9 +143,10 @@ class Checkpoint:
         return self._at(name).dtype
 
     def nbytes(self, name: str) -> int:
-        """The size of a tensor in the file, in bytes (only for the dtypes of `DTYPES`)."""
+        """The size of a tensor in the file, in bytes; that of the elements alone for dtypes of less than
+        one."""
         at = self._at(name)
-        return prod(at.shape) * DTYPES[at.dtype].itemsize
+        return prod(at.shape) * _BITS.get(at.dtype, 8) // 8
 
     def tensor(self, name: str) -> Tensor:
         """Reads one tensor."""

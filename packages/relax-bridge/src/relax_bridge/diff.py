@@ -1,6 +1,6 @@
 """Names the tensors in which two checkpoints differ, and by how much."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -34,20 +34,32 @@ class Difference:
         return asdict(self)
 
 
-def diff(a: Checkpoint, b: Checkpoint) -> Iterator[Difference]:
-    """Compares two checkpoints tensor by tensor, bit for bit; in A's order, then what only B has."""
+def diff(
+    a: Checkpoint, b: Checkpoint, *, report: Callable[[int, int], None] | None = None
+) -> Iterator[Difference]:
+    """Compares two checkpoints tensor by tensor, bit for bit; in A's order, then what only B has.
+
+    `report` is called with (bytes of A compared, bytes of A) after each tensor.
+    """
+    total, done = sum(map(a.nbytes, a.names)), 0
     for name in a.names:
-        if name not in b:
-            yield Difference(name, "only in A", f"{list(a.shape(name))} {a.stored_dtype(name)}")
-        elif a.shape(name) != b.shape(name):
-            yield Difference(name, "shape", f"{list(a.shape(name))} and {list(b.shape(name))}")
-        else:
-            found = _values(name, a, b)
-            if found is not None:
-                yield found
+        found = _compare(name, a, b)
+        if found is not None:
+            yield found
+        done += a.nbytes(name)
+        if report is not None:
+            report(done, total)
     for name in b.names:
         if name not in a:
             yield Difference(name, "only in B", f"{list(b.shape(name))} {b.stored_dtype(name)}")
+
+
+def _compare(name: str, a: Checkpoint, b: Checkpoint) -> Difference | None:
+    if name not in b:
+        return Difference(name, "only in A", f"{list(a.shape(name))} {a.stored_dtype(name)}")
+    if a.shape(name) != b.shape(name):
+        return Difference(name, "shape", f"{list(a.shape(name))} and {list(b.shape(name))}")
+    return _values(name, a, b)
 
 
 def _values(name: str, a: Checkpoint, b: Checkpoint) -> Difference | None:

@@ -134,14 +134,6 @@ class Placement:
             first += (entry.expert or 0) // plan.experts * self.layout.expert_size
         return [(first + i, cutting) for i, cutting in enumerate(plan.cuttings) if cutting.sends]
 
-    def owners(self) -> dict[str, list[int]]:
-        """Megatron name -> all ranks that hold some of it."""
-        found: dict[str, list[int]] = {entry.megatron: [] for entry in self.table.entries}
-        for rank in range(self.layout.world_size):
-            for shard in self.shards(rank):
-                found[shard.entry.megatron].append(rank)
-        return found
-
     def _shards(self, here: Position) -> Iterator[Shard]:
         rows, trunk = self._rows, self._trunk
         for entry in self.table.entries:
@@ -208,7 +200,7 @@ def _cuttings(row: Row, partition: Partition, ranks: int) -> tuple[Cutting, ...]
     found, taken = [], set()
     for rank in range(ranks):
         cut = partition.cut(whole[axis], rank, ranks)
-        pieces = _pieces(runs, cut)
+        pieces = pieces_of(runs, cut)
         # Ranks hold the same rows as a whole piece (a replica).
         sends = tuple(piece for piece in pieces if piece[:3] not in taken)
         taken |= {piece[:3] for piece in pieces}
@@ -216,7 +208,7 @@ def _cuttings(row: Row, partition: Partition, ranks: int) -> tuple[Cutting, ...]
     return tuple(found)
 
 
-def _pieces(runs: tuple[Run, ...], cut: Cut) -> tuple[Piece, ...]:
+def pieces_of(runs: tuple[Run, ...], cut: Cut) -> tuple[Piece, ...]:
     """The stored rows behind a cut of the fused tensor, neighbours joined."""
     found: list[Piece] = []
     at = 0

@@ -14,10 +14,16 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def layers_text(at: Mapping[str, Sequence[int]]) -> str:
     """The indices of a row, `i = 0-2, 4`."""
-    return "; ".join(f"{key} = {_ranges(values)}" for key, values in at.items())
+    return "; ".join(f"{key} = {ranges_text(values)}" for key, values in at.items())
 
 
-def _ranges(values: Sequence[int]) -> str:
+def shape_text(shape: Sequence[int]) -> str:
+    """`4096x2048`."""
+    return "x".join(map(str, shape)) or "scalar"
+
+
+def ranges_text(values: Sequence[int]) -> str:
+    """Ascending numbers, `0-2, 4`."""
     if not values:
         return "none"
     starts = [values[0], *(b for a, b in pairwise(values) if b != a + 1)]

@@ -44,7 +44,9 @@ def export_buckets(
 
     Args:
         table: the model's map.
-        parameters: the rank's tensors under their local names, one mapping per virtual pipeline chunk.
+        parameters: the rank's tensors: one mapping by their names in the whole model (an embedding that the
+            last stage repeats under the embedding's name), or a sequence of mappings by their local names, one
+            per virtual pipeline chunk.
         bucket_bytes: the size of a bucket at most; a larger tensor has one to itself.
         layout: the ranks.
         rank: this one.
@@ -252,8 +254,11 @@ def _untouched(table: ModelMap, like: Checkpoint, bucket_bytes: int) -> Iterator
 
 def _held(shards: Sequence[Shard], parameters: Parameters, rank: int) -> dict[str, Tensor]:
     """Global Megatron name -> the rank's tensor (the first of a repeated one), checked against the plan."""
+    whole = isinstance(parameters, Mapping)
     chunks = [parameters] if isinstance(parameters, Mapping) else list(parameters)
-    expected = {(shard.chunk, shard.name): shard for shard in shards}
+    expected = {
+        (0, shard.entry.megatron) if whole else (shard.chunk, shard.name): shard for shard in reversed(shards)
+    }
     given = {(chunk, name): x.detach() for chunk, named in enumerate(chunks) for name, x in named.items()}
     shown = (lambda chunk, name: f"chunk {chunk}: {name}") if len(chunks) > 1 else (lambda chunk, name: name)
     problems = Problems(

@@ -1,6 +1,6 @@
 """Import of one rank: reads the stored rows that the rank owns, and nothing else."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from math import prod
 
 import torch
@@ -10,7 +10,8 @@ from relax_bridge.checkpoint import Checkpoint
 from relax_bridge.errors import BridgeError
 from relax_bridge.layout import Layout
 from relax_bridge.model_map import ModelMap
-from relax_bridge.placement import Placement, Shard
+from relax_bridge.placement import Piece, Placement, Shard
+from relax_bridge.table import Entry
 
 # What changes dtype or device passes through memory of this size.
 _STAGING_BYTES = 32 * 2**20
@@ -62,12 +63,26 @@ def read_shard(checkpoint: Checkpoint, shard: Shard, out: Tensor | None = None) 
             f"{shard.name} of the model is {list(out.shape)}; its share of {shard.entry.megatron} in this "
             f"layout is {list(shard.shape)}"
         )
+    axis, pieces = shard.cutting.axis, shard.cutting.pieces
+    read_pieces(checkpoint, shard.entry, axis, pieces, out)
+    filled = sum(piece.size for piece in pieces)
+    if filled < out.shape[axis]:
+        out.narrow(axis, filled, out.shape[axis] - filled).zero_()
+    return out
+
+
+@torch.no_grad()
+def read_pieces(
+    checkpoint: Checkpoint, entry: Entry, axis: int, pieces: Iterable[Piece], out: Tensor
+) -> None:
+    """Reads stored rows (columns for axis 1) of an entry's tensors to their places in `out`.
+
+    `out` may have any dtype and device; what needs a conversion passes through bounded memory.
+    """
+    dtype, stack = checkpoint.dtype(entry.hf[0]), entry.stack_index
     direct = out.device.type == "cpu" and out.dtype == dtype and out.is_contiguous()
-    axis, stack = shard.cutting.axis, shard.entry.stack_index
-    filled = 0
-    for part, start, size, at in shard.cutting.pieces:
-        window, name = out.narrow(axis, at, size), shard.entry.hf[part]
-        filled = at + size
+    for part, start, size, at in pieces:
+        window, name = out.narrow(axis, at, size), entry.hf[part]
         if direct:
             _read(checkpoint, window, name, axis, start, 0, stack)
             continue
@@ -75,9 +90,6 @@ def read_shard(checkpoint: Checkpoint, shard: Shard, out: Tensor | None = None) 
             staged = torch.empty(block.shape, dtype=dtype)
             _read(checkpoint, staged, name, axis, start, rows, stack)
             block.copy_(staged)
-    if filled < out.shape[axis]:
-        out.narrow(axis, filled, out.shape[axis] - filled).zero_()
-    return out
 
 
 def _read(

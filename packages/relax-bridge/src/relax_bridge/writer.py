@@ -71,7 +71,7 @@ def write_checkpoint(
         OSError: the disk's own error (full, read-only); the previous directory is whole.
     """
     target = Path(os.path.realpath(out_dir))
-    _check_replaceable(target)
+    check_replaceable(target, (*COMPANIONS, *_WEIGHTS))
     quantised = [f"{n}: {like.stored_dtype(n)}" for n in like.names if like.dtype(n) is None]
     if quantised:
         raise CoverageError(f"{like.path} cannot be written back", Problems(unsupported=tuple(quantised)))
@@ -247,12 +247,17 @@ def _copy_companions(source: Path, work: Path) -> None:
                 shutil.copyfile(path, work / path.name)
 
 
-def _check_replaceable(out_dir: Path) -> None:
+def check_replaceable(out_dir: Path, known: tuple[str, ...]) -> None:
+    """Refuses to replace what is not a checkpoint: a file, or a directory that holds other names than
+    `known`.
+
+    Raises:
+        CheckpointError: naming what it holds.
+    """
     if not out_dir.exists():
         return
     if not out_dir.is_dir():
         raise CheckpointError(f"{out_dir} is a file")
-    known = (*COMPANIONS, *_WEIGHTS)
     strange = [p.name for p in out_dir.iterdir() if not any(p.match(pattern) for pattern in known)]
     if strange:
         raise CheckpointError(

@@ -1,0 +1,2 @@
+"""The subcommands of `relax-bridge`, one file each: `add` declares it, `run` does it and returns the exit
+status."""

@@ -1,0 +1,160 @@
+"""What `relax-bridge convert` writes, the trainer loads; what the trainer saves, it converts."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+import torch
+from megatron.core import dist_checkpointing
+from relax_bridge import Checkpoint, Layout, model_map
+from relax_bridge.convert import hf_to_megatron, megatron_to_hf
+from relax_core.algorithms import AlgorithmConfig
+from relax_core.loop.objectives import SftObjective
+from relax_core.model import Qwen35Config, build_model, named_weights
+from relax_core.trainer.checkpoint import save_checkpoint
+from safetensors.torch import save_file
+
+MOE = {
+    "model_type": "qwen3_5_moe_text",
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 6,
+    "shared_expert_intermediate_size": 10,
+}
+
+
+@pytest.fixture
+def hf_directory(tmp_path, config_of):
+    """Random weights in a Hugging Face directory of a config with changes."""
+
+    def make(**changes):
+        config = config_of(mtp_num_hidden_layers=2, **changes)
+        table = model_map(config)
+        generator = torch.Generator().manual_seed(0)
+        tensors = {name: torch.randn(shape, generator=generator) for name, shape in table.hf_shapes().items()}
+        path = tmp_path / "hf"
+        path.mkdir()
+        (path / "config.json").write_text(json.dumps(config))
+        save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+        return Checkpoint.open(path), table
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"tie_word_embeddings": True}, MOE], ids=["dense", "tied", "experts"]
+)
+def test_the_model_loads_what_convert_writes(cpu_world, hf_directory, tmp_path, changes):
+    source, table = hf_directory(**changes)
+    converted = hf_to_megatron(source.path, tmp_path / "megatron")
+    model = build_model(Qwen35Config.from_hf(source.config))
+    state, missing, unexpected = dist_checkpointing.load(
+        model.sharded_state_dict(), str(converted), strict="return_all"
+    )
+    assert (missing, unexpected) == (set(), set())
+    model.load_state_dict(state)
+    loaded, wanted = dict(named_weights(model)), dict(table.import_tensors(source))
+    assert loaded.keys() == wanted.keys()
+    assert all(torch.equal(x, wanted[name]) for name, x in loaded.items())
+
+
+def test_a_checkpoint_of_the_trainer_converts_to_what_it_exports(make_trainer, samples, config_of, tmp_path):
+    trainer = make_trainer(mtp_layers=1)
+    trainer.step(samples, SftObjective(AlgorithmConfig(name="sft")))
+    saved = save_checkpoint(tmp_path, 1, trainer, {}, keep=1)
+    config = config_of(mtp_num_hidden_layers=1)
+    table = model_map(config)
+    exported = dict(table.export_tensors(dict(named_weights(trainer.model))))
+    like = tmp_path / "like"
+    like.mkdir()
+    (like / "config.json").write_text(json.dumps(config))
+    save_file({name: torch.zeros_like(x) for name, x in exported.items()}, like / "model.safetensors")
+    back = Checkpoint.open(megatron_to_hf(saved, tmp_path / "hf", like=like))
+    assert set(back.names) == exported.keys()
+    assert all(torch.equal(back.tensor(name), x) for name, x in exported.items())
+
+
+RANK = """
+import json, sys, torch
+from megatron.core import dist_checkpointing
+from relax_bridge import Checkpoint, Layout, import_shards, model_map
+from relax_core.device import ParallelConfig, initialise
+from relax_core.model import Qwen35Config, build_model
+from relax_core.trainer.save_strategy import TorchDistWriter
+
+source, converted, out, sizes = sys.argv[1:]
+parallel = ParallelConfig(**json.loads(sizes))
+initialise("cpu", parallel)
+rank = torch.distributed.get_rank()
+checkpoint = Checkpoint.open(source)
+table = model_map(checkpoint.config, names=checkpoint.names)
+model = build_model(Qwen35Config.from_hf(checkpoint.config), parallel)
+model.load_state_dict(dist_checkpointing.load(model.sharded_state_dict(), converted))
+layout = Layout(tensor=parallel.tensor, pipeline=parallel.pipeline)
+held = dict(model.named_parameters())
+shards = import_shards(table, checkpoint, layout=layout, rank=rank)
+owned = {shard.name: tensor for shard, tensor in shards}
+assert held.keys() == owned.keys(), held.keys() ^ owned.keys()
+for name, tensor in owned.items():
+    assert torch.equal(held[name], tensor), name
+dist_checkpointing.save(model.sharded_state_dict(), out, TorchDistWriter())
+"""
+
+
+@pytest.mark.parametrize("parallel", [{"tensor": 2}], ids=str)
+def test_two_ranks_load_their_shares_and_what_they_save_converts_back(hf_directory, tmp_path, parallel):
+    source, _table = hf_directory()
+    converted = hf_to_megatron(source.path, tmp_path / "megatron")
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    launched = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    args = [str(source.path), str(converted), str(saved), json.dumps(parallel)]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", RANK, *args],
+            env={**os.environ, **launched, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(2)
+    ]
+    assert [rank.wait(timeout=300) for rank in ranks] == [0, 0]
+    back = megatron_to_hf(saved, tmp_path / "back", like=source.path)
+    assert (back / "model.safetensors").read_bytes() == (source.path / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("pipeline", [1, 2, 4])
+@pytest.mark.parametrize("virtual", [1, 2])
+def test_layers_lie_where_megatron_puts_them(pipeline, virtual):
+    from megatron.core.transformer.transformer_block import get_num_layers_to_build
+    from megatron.core.transformer.transformer_config import TransformerConfig
+    from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
+
+    if pipeline == 1 and virtual > 1:
+        pytest.skip("one stage has one chunk")
+    ends = [(None, None), (2, None), (None, 2), (2, 4)] if pipeline > 2 else [(None, None)]
+    for first, last in ends:
+        middle = pipeline - (first is not None) - (last is not None)
+        layers = (first or 0) + (last or 0) + 4 * middle
+        config = TransformerConfig(
+            num_layers=layers,
+            hidden_size=8,
+            num_attention_heads=1,
+            pipeline_model_parallel_size=pipeline,
+            pipeline_dtype=torch.float32,
+            virtual_pipeline_model_parallel_size=virtual if virtual > 1 else None,
+            num_layers_in_first_pipeline_stage=first,
+            num_layers_in_last_pipeline_stage=last,
+        )
+        ours = Layout(
+            pipeline=pipeline, virtual=virtual, first_stage_layers=first, last_stage_layers=last
+        ).layers(layers)
+        for stage in range(pipeline):
+            for chunk in range(virtual):
+                where = {"vp_stage": chunk if virtual > 1 else None, "pp_rank": stage}
+                start = get_transformer_layer_offset(config, **where)
+                assert ours[stage][chunk] == range(start, start + get_num_layers_to_build(config, **where))
