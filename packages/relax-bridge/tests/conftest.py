@@ -175,7 +175,7 @@ def import_all() -> Callable[..., list[list[dict[str, Tensor]]]]:
     def load(table: ModelMap, checkpoint: Checkpoint, layout: Layout) -> list[list[dict[str, Tensor]]]:
         ranks: list[list[dict[str, Tensor]]] = []
         for rank in range(layout.world_size):
-            chunks: list[dict[str, Tensor]] = [{} for _ in range(layout.virtual)]
+            chunks: list[dict[str, Tensor]] = [{} for _ in range(layout.pipeline_chunks)]
             for shard, tensor in import_shards(table, checkpoint, layout=layout, rank=rank):
                 assert shard.name not in chunks[shard.chunk]
                 chunks[shard.chunk][shard.name] = tensor

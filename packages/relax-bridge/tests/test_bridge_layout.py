@@ -39,17 +39,17 @@ def numbers(chunks):
 
 def test_interleaved_chunks_go_round_the_stages():
     # The two examples in megatron-core's get_num_layers_to_build.
-    assert numbers(Layout(pipeline=2, virtual=4).layers(8)) == [
+    assert numbers(Layout(pipeline=2, pipeline_chunks=4).layers(8)) == [
         [[0], [2], [4], [6]],
         [[1], [3], [5], [7]],
     ]
-    assert numbers(Layout(pipeline=2, virtual=2).layers(8)) == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
+    assert numbers(Layout(pipeline=2, pipeline_chunks=2).layers(8)) == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
 
 
 def test_the_first_and_last_stage_may_have_other_numbers_of_layers():
     layout = Layout(pipeline=4, first_stage_layers=1, last_stage_layers=3)
     assert numbers(layout.layers(8)) == [[[0]], [[1, 2]], [[3, 4]], [[5, 6, 7]]]
-    uneven = Layout(pipeline=2, virtual=2, first_stage_layers=2)
+    uneven = Layout(pipeline=2, pipeline_chunks=2, first_stage_layers=2)
     assert numbers(uneven.layers(6)) == [[[0], [3]], [[1, 2], [4, 5]]]
 
 
@@ -58,7 +58,7 @@ def test_the_first_and_last_stage_may_have_other_numbers_of_layers():
     [
         ({"tensor": 0}, "must be 1 or more; got tensor = 0"),
         ({"expert_tensor": -1}, "expert_tensor = -1"),
-        ({"virtual": 2}, "virtual = 2 needs pipeline above 1"),
+        ({"pipeline_chunks": 2}, "pipeline_chunks = 2 needs pipeline above 1"),
         ({"tensor": 2, "ranks": 3}, "ranks = 3 is no multiple of 2"),
     ],
 )
@@ -71,7 +71,7 @@ def test_sizes_that_are_no_layout(sizes, message):
     ("sizes", "layers"),
     [
         ({"pipeline": 2}, 5),
-        ({"pipeline": 2, "virtual": 2}, 6),
+        ({"pipeline": 2, "pipeline_chunks": 2}, 6),
         ({"pipeline": 2, "first_stage_layers": 1, "last_stage_layers": 1}, 3),
         ({"pipeline": 3, "first_stage_layers": 4}, 3),
     ],

@@ -25,7 +25,7 @@ def test_a_stage_counts_its_layers_from_zero(tiny_config):
 
 
 def test_interleaved_chunks_have_names_of_their_own(tiny_config):
-    layout = Layout(pipeline=2, virtual=2)
+    layout = Layout(pipeline=2, pipeline_chunks=2)
     shards = Placement(model_map(tiny_config()), layout).shards(0)
     norms = [
         (shard.chunk, shard.name, shard.entry.layer)
@@ -61,7 +61,7 @@ def test_the_last_stage_has_the_embedding_where_mtp_or_a_tied_head_reads_it(tiny
 
 
 def test_the_last_chunk_of_the_last_stage_has_head_and_mtp(tiny_config):
-    found = names(tiny_config(), Layout(pipeline=2, virtual=2), 1)
+    found = names(tiny_config(), Layout(pipeline=2, pipeline_chunks=2), 1)
     assert {chunk for chunk, name in found if name.startswith(("mtp.", "output_layer", "embedding"))} == {1}
 
 

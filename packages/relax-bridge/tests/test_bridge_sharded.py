@@ -251,14 +251,14 @@ def test_an_engine_that_cuts_otherwise_is_refused_with_both(cut):
 @st.composite
 def models_and_layouts(draw):
     """A small config whose sizes a random layout divides, groups of keys above and below the tensor size."""
-    tensor, pipeline, virtual = (
+    tensor, pipeline, chunks = (
         draw(st.sampled_from([1, 2, 4])),
         draw(st.integers(1, 3)),
         draw(st.integers(1, 2)),
     )
     expert, expert_tensor = draw(st.integers(1, 3)), draw(st.sampled_from([None, 1, 2]))
     layout = Layout(
-        tensor, pipeline, virtual if pipeline > 1 else 1, expert, expert_tensor, draw(st.integers(1, 5))
+        tensor, pipeline, chunks if pipeline > 1 else 1, expert, expert_tensor, draw(st.integers(1, 5))
     )
     small = st.integers(1, 2)
     groups = draw(st.sampled_from([g for g in (1, 2, 4, 8) if tensor % g == 0 or g % tensor == 0]))
@@ -269,7 +269,7 @@ def models_and_layouts(draw):
         "vocab_size": draw(st.integers(1, 9)),
         "hidden_size": tensor * draw(small),
         "intermediate_size": tensor * draw(small),
-        "num_hidden_layers": layout.pipeline * layout.virtual * draw(small),
+        "num_hidden_layers": layout.pipeline * layout.pipeline_chunks * draw(small),
         "num_key_value_heads": groups,
         "num_attention_heads": groups * max(1, tensor // groups) * draw(small),
         "head_dim": max(1, tensor // groups) * draw(small),

@@ -1,8 +1,8 @@
 """How many ranks share a model and along which axes, and where in that grid a rank stands.
 
 The rules are Megatron's: ranks are counted tensor axis first and pipeline axis last; experts spread over the
-same ranks of a pipeline stage, with a tensor size of their own. With `virtual` > 1 (interleaved 1F1B) every
-stage holds that many chunks, and the layers go round all stages once per chunk.
+same ranks of a pipeline stage, with a tensor size of their own. With `pipeline_chunks` > 1 (interleaved 1F1B)
+every stage holds that many chunks, and the layers go round all stages once per chunk.
 """
 
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class Layout:
     Attributes:
         tensor: ranks that split every dense tensor.
         pipeline: stages that split the layers.
-        virtual: chunks of layers per stage; more than 1 needs more than one stage.
+        pipeline_chunks: chunks of layers per stage; more than 1 needs more than one stage.
         expert: ranks that split the experts.
         expert_tensor: ranks that split every expert; None takes `tensor`.
         vocab_multiple: the vocabulary is padded to a multiple of `vocab_multiple * tensor` (Megatron's
@@ -55,7 +55,7 @@ class Layout:
 
     tensor: int = 1
     pipeline: int = 1
-    virtual: int = 1
+    pipeline_chunks: int = 1
     expert: int = 1
     expert_tensor: int | None = None
     vocab_multiple: int = 1
@@ -66,14 +66,16 @@ class Layout:
     def __post_init__(self) -> None:
         sizes = {
             name: getattr(self, name)
-            for name in ("tensor", "pipeline", "virtual", "expert", "vocab_multiple")
+            for name in ("tensor", "pipeline", "pipeline_chunks", "expert", "vocab_multiple")
         }
         sizes["expert_tensor"] = self.expert_size
         bad = [f"{name} = {size}" for name, size in sizes.items() if size < 1]
         if bad:
             raise BridgeError(f"every parallel size must be 1 or more; got {', '.join(bad)}")
-        if self.virtual > 1 and self.pipeline == 1:
-            raise BridgeError(f"virtual = {self.virtual} needs pipeline above 1; set one of them")
+        if self.pipeline_chunks > 1 and self.pipeline == 1:
+            raise BridgeError(
+                f"pipeline_chunks = {self.pipeline_chunks} needs pipeline above 1; set one of them"
+            )
         if self.ranks is not None and (self.ranks < 1 or self.ranks % (self.pipeline * self._stage_ranks)):
             raise BridgeError(
                 f"ranks = {self.ranks} is no multiple of {self.pipeline * self._stage_ranks}, the fewest "
@@ -116,10 +118,10 @@ class Layout:
             BridgeError: the layers do not spread evenly.
         """
         counts = self._stage_counts(total)
-        per_chunk = [count // self.virtual for count in counts]
+        per_chunk = [count // self.pipeline_chunks for count in counts]
         chunks: list[list[range]] = [[] for _ in counts]
         start = 0
-        for _ in range(self.virtual):
+        for _ in range(self.pipeline_chunks):
             for stage, count in enumerate(per_chunk):
                 chunks[stage].append(range(start, start + count))
                 start += count
@@ -131,11 +133,11 @@ class Layout:
         free, left = self.pipeline - len(counts), total - sum(counts.values())
         even = left == 0 if free == 0 else left >= 0 and left % free == 0
         found = [counts.get(stage, left // free if free else 0) for stage in range(self.pipeline)]
-        if not even or any(count % self.virtual for count in found):
+        if not even or any(count % self.pipeline_chunks for count in found):
             raise BridgeError(
-                f"{total} layers do not spread evenly over {self.pipeline} pipeline stages of {self.virtual} "
-                f"chunks (first_stage_layers = {self.first_stage_layers}, last_stage_layers = "
-                f"{self.last_stage_layers}); give sizes that divide, or set the layers of the first or last "
+                f"{total} layers do not spread evenly over {self.pipeline} pipeline stages of "
+                f"{self.pipeline_chunks} chunks (first_stage_layers = {self.first_stage_layers}, "
+                f"last_stage_layers = {self.last_stage_layers}); give sizes that divide, or set the layers of the first or last "
                 "stage"
             )
         return found

@@ -57,7 +57,7 @@ class Shard(NamedTuple):
 
     Attributes:
         entry: the whole tensor it is cut from.
-        chunk: the virtual pipeline chunk it lies in.
+        chunk: the pipeline chunk it lies in.
         name: its name in that chunk; layers and experts are counted from 0 on every rank.
         cutting: its share of the whole.
         repeated: whether it repeats the first stage's embedding.
@@ -176,7 +176,7 @@ class Placement:
 
     def _homes(self, row: Row) -> tuple[_Home, ...]:
         """The homes of a row outside the trunk; none for one of the trunk, whose layers have their own."""
-        last = _Home(self.layout.pipeline - 1, self.layout.virtual - 1)
+        last = _Home(self.layout.pipeline - 1, self.layout.pipeline_chunks - 1)
         if row.megatron.startswith(TRUNK):
             return ()
         if row.megatron.startswith(_LAST_STAGE):

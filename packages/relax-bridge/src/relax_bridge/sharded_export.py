@@ -45,8 +45,8 @@ def export_buckets(
     Args:
         table: the model's map.
         parameters: the rank's tensors: one mapping by their names in the whole model (an embedding that the
-            last stage repeats under the embedding's name), or a sequence of mappings by their local names, one
-            per virtual pipeline chunk.
+            last stage repeats under the embedding's name), or a sequence of mappings by their local names,
+            one per pipeline chunk.
         bucket_bytes: the size of a bucket at most; a larger tensor has one to itself.
         layout: the ranks.
         rank: this one.
@@ -253,12 +253,10 @@ def _untouched(table: ModelMap, like: Checkpoint, bucket_bytes: int) -> Iterator
 
 
 def _held(shards: Sequence[Shard], parameters: Parameters, rank: int) -> dict[str, Tensor]:
-    """Global Megatron name -> the rank's tensor (the first of a repeated one), checked against the plan."""
+    """Name in the whole model -> the rank's tensor, checked against the plan."""
     whole = isinstance(parameters, Mapping)
     chunks = [parameters] if isinstance(parameters, Mapping) else list(parameters)
-    expected = {
-        (0, shard.entry.megatron) if whole else (shard.chunk, shard.name): shard for shard in reversed(shards)
-    }
+    expected = {(0, shard.entry.megatron) if whole else (shard.chunk, shard.name): shard for shard in shards}
     given = {(chunk, name): x.detach() for chunk, named in enumerate(chunks) for name, x in named.items()}
     shown = (lambda chunk, name: f"chunk {chunk}: {name}") if len(chunks) > 1 else (lambda chunk, name: name)
     problems = Problems(
@@ -272,10 +270,7 @@ def _held(shards: Sequence[Shard], parameters: Parameters, rank: int) -> dict[st
     )
     if problems:
         raise CoverageError(f"the tensors of rank {rank} do not fit the table", problems)
-    found: dict[str, Tensor] = {}
-    for key, shard in expected.items():
-        found.setdefault(shard.entry.megatron, given[key])
-    return found
+    return {shard.entry.megatron: given[key] for key, shard in expected.items()}
 
 
 def _dtypes(

@@ -30,12 +30,12 @@ MOE = {
 def hf_directory(tmp_path, config_of):
     """Random weights in a Hugging Face directory of a config with changes."""
 
-    def make(**changes):
-        config = config_of(mtp_num_hidden_layers=2, **changes)
+    def make(name="hf", **changes):
+        config = config_of(**{"mtp_num_hidden_layers": 2, **changes})
         table = model_map(config)
         generator = torch.Generator().manual_seed(0)
         tensors = {name: torch.randn(shape, generator=generator) for name, shape in table.hf_shapes().items()}
-        path = tmp_path / "hf"
+        path = tmp_path / name
         path.mkdir()
         (path / "config.json").write_text(json.dumps(config))
         save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
@@ -78,63 +78,94 @@ def test_a_checkpoint_of_the_trainer_converts_to_what_it_exports(make_trainer, s
 
 
 RANK = """
-import json, sys, torch
+import json, os, sys, torch
 from megatron.core import dist_checkpointing
 from relax_bridge import Checkpoint, Layout, import_shards, model_map
-from relax_core.device import ParallelConfig, initialise
-from relax_core.model import Qwen35Config, build_model
+from relax_core.device import ParallelConfig, initialise, shutdown
+from relax_core.model import Qwen35Config
+from relax_core.model.build import build_chunks
 from relax_core.trainer.save_strategy import TorchDistWriter
 
-source, converted, out, sizes = sys.argv[1:]
-parallel = ParallelConfig(**json.loads(sizes))
-initialise("cpu", parallel)
-rank = torch.distributed.get_rank()
-checkpoint = Checkpoint.open(source)
-table = model_map(checkpoint.config, names=checkpoint.names)
-model = build_model(Qwen35Config.from_hf(checkpoint.config), parallel)
-model.load_state_dict(dist_checkpointing.load(model.sharded_state_dict(), converted))
-layout = Layout(tensor=parallel.tensor, pipeline=parallel.pipeline)
-held = dict(model.named_parameters())
-shards = import_shards(table, checkpoint, layout=layout, rank=rank)
-owned = {shard.name: tensor for shard, tensor in shards}
-assert held.keys() == owned.keys(), held.keys() ^ owned.keys()
-for name, tensor in owned.items():
-    assert torch.equal(held[name], tensor), name
-dist_checkpointing.save(model.sharded_state_dict(), out, TorchDistWriter())
+def check(source, converted, out, parallel):
+    checkpoint = Checkpoint.open(source)
+    table = model_map(checkpoint.config, names=checkpoint.names)
+    chunks = build_chunks(Qwen35Config.from_hf(checkpoint.config), parallel)
+    state = lambda: {str(i): chunk.sharded_state_dict() for i, chunk in enumerate(chunks)}
+    loaded = dist_checkpointing.load(state(), converted)
+    for i, chunk in enumerate(chunks):
+        chunk.load_state_dict(loaded[str(i)])
+    held = {(i, name): x for i, chunk in enumerate(chunks) for name, x in chunk.named_parameters()}
+    layout = Layout(
+        parallel.tensor, parallel.pipeline, parallel.pipeline_chunks, parallel.expert, parallel.expert_tensor
+    )
+    seen = set()
+    for shard, tensor in import_shards(table, checkpoint, layout=layout, rank=torch.distributed.get_rank()):
+        name = shard.name.rstrip("0123456789")
+        mine = held[shard.chunk, name] if name == shard.name else held[shard.chunk, name][int(shard.name[len(name):])]
+        assert torch.equal(mine, tensor), shard.name
+        seen.add((shard.chunk, name))
+    assert seen == held.keys(), seen ^ held.keys()
+    dist_checkpointing.save(state(), out, TorchDistWriter())
+
+for case in json.loads(sys.argv[1]):
+    os.environ["MASTER_PORT"] = case["port"]
+    parallel = ParallelConfig(**case["parallel"])
+    initialise("cpu", parallel)
+    check(case["source"], case["converted"], case["saved"], parallel)
+    shutdown()
 """
+CASES = [
+    ({"tensor": 2}, {}),
+    ({"pipeline": 2}, {"tie_word_embeddings": True}),
+    ({"pipeline": 2, "pipeline_chunks": 2}, {"mtp_num_hidden_layers": 0, "tie_word_embeddings": True}),
+    ({"expert": 2, "expert_tensor": 1}, MOE),
+    ({"tensor": 2, "sequence": True, "expert_tensor": 2}, MOE),
+]
 
 
-@pytest.mark.parametrize("parallel", [{"tensor": 2}], ids=str)
-def test_two_ranks_load_their_shares_and_what_they_save_converts_back(hf_directory, tmp_path, parallel):
-    source, _table = hf_directory()
-    converted = hf_to_megatron(source.path, tmp_path / "megatron")
-    saved = tmp_path / "saved"
-    saved.mkdir()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    launched = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
-    args = [str(source.path), str(converted), str(saved), json.dumps(parallel)]
+def test_two_ranks_load_their_shares_and_what_they_save_converts_back(hf_directory, tmp_path):
+    """In each layout: parameters of the model as Megatron loads them are the bridge's shards, name by name."""
+    cases = []
+    for number, (parallel, changes) in enumerate(CASES):
+        source, _table = hf_directory(f"hf{number}", **changes)
+        converted = hf_to_megatron(source.path, tmp_path / f"megatron{number}")
+        saved = tmp_path / f"saved{number}"
+        saved.mkdir()
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        cases.append(
+            {
+                "parallel": parallel,
+                "source": str(source.path),
+                "converted": str(converted),
+                "saved": str(saved),
+                "port": port,
+            }
+        )
+    launched = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", RANK, *args],
+            [sys.executable, "-W", "ignore", "-c", RANK, json.dumps(cases)],
             env={**os.environ, **launched, "RANK": str(rank), "LOCAL_RANK": str(rank)},
         )
         for rank in range(2)
     ]
     assert [rank.wait(timeout=300) for rank in ranks] == [0, 0]
-    back = megatron_to_hf(saved, tmp_path / "back", like=source.path)
-    assert (back / "model.safetensors").read_bytes() == (source.path / "model.safetensors").read_bytes()
+    for number, case in enumerate(cases):
+        back = megatron_to_hf(case["saved"], tmp_path / f"back{number}", like=case["source"])
+        written = (back / "model.safetensors").read_bytes()
+        assert written == (tmp_path / f"hf{number}" / "model.safetensors").read_bytes(), case["parallel"]
 
 
 @pytest.mark.parametrize("pipeline", [1, 2, 4])
-@pytest.mark.parametrize("virtual", [1, 2])
-def test_layers_lie_where_megatron_puts_them(pipeline, virtual):
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_layers_lie_where_megatron_puts_them(pipeline, chunks):
     from megatron.core.transformer.transformer_block import get_num_layers_to_build
     from megatron.core.transformer.transformer_config import TransformerConfig
     from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
-    if pipeline == 1 and virtual > 1:
+    if pipeline == 1 and chunks > 1:
         pytest.skip("one stage has one chunk")
     ends = [(None, None), (2, None), (None, 2), (2, 4)] if pipeline > 2 else [(None, None)]
     for first, last in ends:
@@ -146,15 +177,15 @@ def test_layers_lie_where_megatron_puts_them(pipeline, virtual):
             num_attention_heads=1,
             pipeline_model_parallel_size=pipeline,
             pipeline_dtype=torch.float32,
-            virtual_pipeline_model_parallel_size=virtual if virtual > 1 else None,
+            virtual_pipeline_model_parallel_size=chunks if chunks > 1 else None,
             num_layers_in_first_pipeline_stage=first,
             num_layers_in_last_pipeline_stage=last,
         )
         ours = Layout(
-            pipeline=pipeline, virtual=virtual, first_stage_layers=first, last_stage_layers=last
+            pipeline=pipeline, pipeline_chunks=chunks, first_stage_layers=first, last_stage_layers=last
         ).layers(layers)
         for stage in range(pipeline):
-            for chunk in range(virtual):
-                where = {"vp_stage": chunk if virtual > 1 else None, "pp_rank": stage}
+            for chunk in range(chunks):
+                where = {"vp_stage": chunk if chunks > 1 else None, "pp_rank": stage}
                 start = get_transformer_layer_offset(config, **where)
                 assert ours[stage][chunk] == range(start, start + get_num_layers_to_build(config, **where))

@@ -23,7 +23,7 @@ def add_layout(parser: argparse.ArgumentParser) -> None:
     for name, what in (
         ("tensor", "tensor-parallel ranks"),
         ("pipeline", "pipeline stages"),
-        ("virtual", "chunks of layers per stage"),
+        ("pipeline-chunks", "chunks of layers per stage"),
         ("expert", "expert-parallel ranks"),
         ("vocab-multiple", "the vocabulary is padded to a multiple of this times --tensor"),
     ):
@@ -36,7 +36,7 @@ def layout_of(args: argparse.Namespace) -> Layout:
     return Layout(
         tensor=args.tensor,
         pipeline=args.pipeline,
-        virtual=args.virtual,
+        pipeline_chunks=args.pipeline_chunks,
         expert=args.expert,
         expert_tensor=args.expert_tensor,
         vocab_multiple=args.vocab_multiple,
