@@ -137,7 +137,7 @@ class Layout:
             raise BridgeError(
                 f"{total} layers do not spread evenly over {self.pipeline} pipeline stages of "
                 f"{self.pipeline_chunks} chunks (first_stage_layers = {self.first_stage_layers}, "
-                f"last_stage_layers = {self.last_stage_layers}); give sizes that divide, or set the layers of the first or last "
-                "stage"
+                f"last_stage_layers = {self.last_stage_layers}); give sizes that divide, or set the layers "
+                "of the first or last stage"
             )
         return found

@@ -101,7 +101,8 @@ def check(source, converted, out, parallel):
     seen = set()
     for shard, tensor in import_shards(table, checkpoint, layout=layout, rank=torch.distributed.get_rank()):
         name = shard.name.rstrip("0123456789")
-        mine = held[shard.chunk, name] if name == shard.name else held[shard.chunk, name][int(shard.name[len(name):])]
+        expert = shard.name[len(name):]
+        mine = held[shard.chunk, name][int(expert)] if expert else held[shard.chunk, name]
         assert torch.equal(mine, tensor), shard.name
         seen.add((shard.chunk, name))
     assert seen == held.keys(), seen ^ held.keys()
@@ -118,13 +119,15 @@ CASES = [
     ({"tensor": 2}, {}),
     ({"pipeline": 2}, {"tie_word_embeddings": True}),
     ({"pipeline": 2, "pipeline_chunks": 2}, {"mtp_num_hidden_layers": 0, "tie_word_embeddings": True}),
+    ({"pipeline": 2}, {}),
+    ({"tensor": 2}, {"num_key_value_heads": 1}),
     ({"expert": 2, "expert_tensor": 1}, MOE),
     ({"tensor": 2, "sequence": True, "expert_tensor": 2}, MOE),
 ]
 
 
 def test_two_ranks_load_their_shares_and_what_they_save_converts_back(hf_directory, tmp_path):
-    """In each layout: parameters of the model as Megatron loads them are the bridge's shards, name by name."""
+    """In each layout, what Megatron loads into the model are the bridge's shards, name by name."""
     cases = []
     for number, (parallel, changes) in enumerate(CASES):
         source, _table = hf_directory(f"hf{number}", **changes)

@@ -248,4 +248,8 @@ class Qwen35Model(LanguageModule):  # type: ignore[misc]
     ) -> dict[str, Any]:
         """Megatron's sharded state; layers are keyed by their place in the whole model."""
         state: dict[str, Any] = super().sharded_state_dict(prefix, sharded_offsets, metadata)
+        embedding = f"{prefix}embedding.word_embeddings.weight"
+        if embedding in state and not self.pre_process:
+            # The copy that the draft layers read is the first stage's to write.
+            state[embedding].replica_id = (1, *state[embedding].replica_id[1:])
         return {key: value for key, value in state.items() if not key.endswith("_extra_state")}
