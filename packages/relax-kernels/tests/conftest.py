@@ -1,13 +1,11 @@
 """Tests start without a choice of backend from outside, with uninitialised memory full of NaN."""
 
 import os
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 import relax_kernels
-import torch
-from relax_kernels.testing import Target, targets
+from relax_kernels.testing import Target, nan_in_new_memory, targets
 
 
 @pytest.fixture(params=targets(), ids=lambda target: f"{target.backend}-{target.device}")
@@ -16,27 +14,9 @@ def target(request: pytest.FixtureRequest) -> Target:
 
 
 @pytest.fixture(autouse=True)
-def nan_in_new_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory that is read before it is written shows."""
-
-    def filled(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        def wrapper(*args: Any, **kwargs: Any) -> torch.Tensor:
-            tensor = make(*args, **kwargs)
-            if tensor.is_floating_point() and tensor.device.type != "meta":
-                with torch.no_grad():
-                    tensor.fill_(torch.nan)
-            return tensor
-
-        return wrapper
-
-    for owner, name in (
-        (torch, "empty"),
-        (torch, "empty_like"),
-        (torch, "empty_strided"),
-        (torch.Tensor, "new_empty"),
-        (torch.Tensor, "new_empty_strided"),
-    ):
-        monkeypatch.setattr(owner, name, filled(getattr(owner, name)))
+def memory_full_of_nan() -> Iterator[None]:
+    with nan_in_new_memory():
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -113,6 +113,33 @@ def test_a_stand_in_is_logged_once(
     ]
 
 
+def test_a_choice_is_logged_once(
+    install, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    install(toy())
+    with caplog.at_level(logging.INFO, "relax_kernels.registry"):
+        for _ in range(3):
+            rk.swiglu(X)
+            rk.swiglu(X, backend="torch")
+            monkeypatch.setenv("RELAX_KERNELS_SWIGLU", "torch")
+            rk.swiglu(X)
+            monkeypatch.delenv("RELAX_KERNELS_SWIGLU")
+    assert [(record.levelname, record.message) for record in caplog.records] == [
+        ("INFO", "swiglu: torch by argument"),
+        ("INFO", "swiglu: torch by RELAX_KERNELS_SWIGLU"),
+    ]
+
+
+def test_bad_input_reaches_no_backend(install, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(toy())
+    asked = []
+    monkeypatch.setattr(Toy, "refusal", lambda self, call: asked.append(call))
+    monkeypatch.setattr(Toy, "implementation", lambda self, op: asked.append(op))
+    with pytest.raises(rk.InvalidInput, match=r"swiglu: gate_up has 3 features"):
+        rk.swiglu(torch.zeros(2, 3), backend="toy")
+    assert not asked
+
+
 def test_a_backend_for_another_device_needs_no_stand_in(install, caplog: pytest.LogCaptureFixture) -> None:
     install(toy(devices=("npu",)))
     rk.set_strict(True)

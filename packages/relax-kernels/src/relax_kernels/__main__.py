@@ -45,9 +45,9 @@ def check(target: Target, only: str) -> tuple[int, list[str]]:
         except NotServed as reason:
             unserved += 1
             lines.append(f"not served  {case.name}: {reason}")
-        except AssertionError as difference:
+        except (AssertionError, RuntimeError) as problem:  # a difference, or an error from a kernel
             failed += 1
-            lines.append(f"FAILED  {case.name}: {difference}")
+            lines.append(f"FAILED  {case.name}: {problem}")
     counts = f"{passed} passed, {failed} failed, {unserved} not served"
     return int(failed > 0 or passed == 0), [*lines, f"{target.backend} on {target.device}: {counts}"]
 

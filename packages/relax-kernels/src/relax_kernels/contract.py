@@ -1,13 +1,35 @@
-"""What a backend must satisfy: `Backend`, and the call it is asked about, `Call`.
+"""What a backend must satisfy: `Backend`, the call it is asked about, `Call`, and the rules below.
 
 A backend is a package (one folder) with a factory `() -> Backend`, named in the entry-point group
-`relax_kernels.backends`. The registry asks it three things: which operators it has and for which device
-types, whether it serves one particular call (and if not, why), and for the function that does the work. That
-function is called with exactly the arguments of the public operator of the same name (`relax_kernels/ops/`),
-less `backend`, after the inputs were checked and the defaults resolved; it must be differentiable by autograd
-wherever the public docstring says the operator is. It returns what the operator returns, named tuples as
-plain ones, and `attention` always a pair of output and log-sum-exp (or None). A backend passes
-`relax_kernels.testing.parity_cases()` in its own tests.
+`relax_kernels.backends`. The factory raises `BackendUnavailable` (or ImportError) where the backend cannot
+run. The registry asks a backend three things: which operators it has and for which device types, whether it
+serves one particular call (and if not, why), and for the function that does the work.
+
+**Call.** The function gets exactly the arguments of the public operator of the same name
+(`relax_kernels/ops/`), less `backend`, after the inputs were checked and the defaults resolved. Shapes,
+dtypes, devices and lengths are therefore right; whatever else the backend needs it says in `refusal`, before
+anything runs, never by an error from a kernel.
+
+**Lengths.** `CuSeqlens.host` and `.lengths` are Python integers, for libraries that want them so;
+`.on(device)` is the int32 tensor; `.table(key, build)` keeps derived tables. A call must not read a tensor
+back to the host to learn a length. Sequences may be empty, or of one token. What a library wants padded
+(multiples, a common length), the backend pads and cuts again: no token sees padding or another sequence, not
+even a NaN there.
+
+**Layout.** Tensors come as the docstring says, packed [T, ...], and may be slices of a fused projection, so
+with strides. A backend whose library wants other layouts moves the data itself. Inputs are never written to.
+
+**Results.** What the operator returns, named tuples as plain ones; `attention` always a pair of output and
+log-sum-exp (or None), `linear_logprob` always four (None for what was not asked for). Dtypes as in the
+docstring: sums and states in float32, float64 for float64, whatever the library keeps. The same call gives
+the same bits again.
+
+**Gradients.** Differentiable by autograd wherever the public docstring says the operator is, in every tensor
+and through every result it names. Where a library has no backward pass, the backend brings one, or refuses
+calls with `Call.needs_grad`.
+
+**Proof.** It passes `relax_kernels.testing.parity_cases()` in its own tests, or `python -m relax_kernels
+check --backend <name>`; a case that it refuses counts as not served.
 """
 
 from __future__ import annotations
@@ -35,7 +57,7 @@ class Call:
     sizes: Mapping[str, int]
     """Size of each axis, by the letter the public docstring uses."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments that are not tensors, by name, and for each optional tensor `has_<name>`."""
+    """Arguments that are not tensors, by name; for each optional tensor `has_<name>`, without its axes."""
     cu_seqlens: CuSeqlens | None = None
     needs_grad: bool = False
     """Whether a backward pass through this call may follow."""

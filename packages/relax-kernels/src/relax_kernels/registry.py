@@ -112,24 +112,25 @@ def _named(name: str, source: str, call: Call) -> Backend:
     raise NoBackend(f"{call.op}: {source} asks for {name!r}: {missing}; available: {known}")
 
 
-def _log_once(message: str) -> None:
+def _log_once(level: int, message: str) -> None:
     if message not in _logged:
         _logged.add(message)
-        logger.warning(message)
+        logger.log(level, message)
 
 
 def choose(call: Call, backend: str | None = None) -> Backend:
     """Return the backend that will serve a call.
 
     `backend` (an argument of the public operators) is binding. Else the environment variable
-    RELAX_KERNELS_<OP> is followed, else the backend of highest priority that serves the call. Raises
-    NoBackend.
+    RELAX_KERNELS_<OP> is followed, else the backend of highest priority that serves the call. A choice by
+    argument or environment is logged once (info), a stand-in too (warning). Raises NoBackend.
     """
     if backend is not None:
         asked = _named(backend, "the argument backend", call)
         reason = _inability(asked, call)
         if reason is not None:
             raise NoBackend(f"{call.op}: backend {backend!r} {reason}")
+        _log_once(logging.INFO, f"{call.op}: {backend} by argument")
         return asked
 
     passed_over: list[str] = []
@@ -139,6 +140,7 @@ def choose(call: Call, backend: str | None = None) -> Backend:
         asked = _named(wanted, f"the environment variable {variable}", call)
         reason = _inability(asked, call)
         if reason is None:
+            _log_once(logging.INFO, f"{call.op}: {wanted} by {variable}")
             return asked
         passed_over.append(f"{wanted} (from {variable}): {reason}")
 
@@ -158,7 +160,7 @@ def _accept_stand_in(call: Call, candidate: Backend, passed_over: list[str]) -> 
     reasons = "; ".join(passed_over)
     if is_strict():
         raise NoBackend(f"{call.op}: {candidate.name} would stand in, which strict forbids ({reasons})")
-    _log_once(f"{call.op}: {candidate.name} stands in ({reasons})")
+    _log_once(logging.WARNING, f"{call.op}: {candidate.name} stands in ({reasons})")
 
 
 def implementation(call: Call, backend: str | None) -> Callable[..., Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from relax_kernels.testing.memory import nan_in_new_memory
 from relax_kernels.testing.target import Target
 
 
@@ -18,8 +19,12 @@ class Case:
     run: Callable[[Target], None]
 
     def check(self, target: Target) -> None:
-        """Raise AssertionError if a result differs, NotServed if the backend does not serve the call."""
-        self.run(target)
+        """Raise AssertionError if a result differs, NotServed if the backend does not serve the call.
+
+        Runs with new memory full of NaN.
+        """
+        with nan_in_new_memory():
+            self.run(target)
 
 
 def dtype_name(dtype: object) -> str:

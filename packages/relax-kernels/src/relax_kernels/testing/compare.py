@@ -46,7 +46,7 @@ def grads_of(
     outputs: Sequence[torch.Tensor | None], inputs: Sequence[torch.Tensor | None], seed: int = 99
 ) -> list[torch.Tensor | None]:
     """Return the gradients, by those inputs that want one, of a sum with another weight on every output
-    value.
+    value; None for an input that no output depends on.
 
     The weights depend on the shapes and the seed only, so that two implementations get the same ones.
     """
@@ -58,6 +58,8 @@ def grads_of(
             finite = torch.where(output.isinf(), 0.0, output.double())
             total = total.to(output.device) + (finite * weight.to(output.device)).sum()
     wanted = [x for x in inputs if x is not None and x.requires_grad]
+    if not total.requires_grad:
+        return [None] * len(wanted)
     return list(torch.autograd.grad(total, wanted, allow_unused=True))
 
 

@@ -30,6 +30,7 @@ def cases() -> Iterator[Case]:
     yield _conv("no-states", (5, 0, 1, 33), states=False)
     for dtype in DTYPES[1:]:
         yield _conv(dtype_name(dtype), (5, 0, 1, 65), dtype=dtype)
+        yield _conv(f"no-states-{dtype_name(dtype)}", (5, 0, 1, 65), dtype=dtype, states=False)
         yield _conv(f"channels-1000-{dtype_name(dtype)}", (70, 3), dtype=dtype, channels=1000)
     for dtype in DTYPES:
         name = dtype_name(dtype)
