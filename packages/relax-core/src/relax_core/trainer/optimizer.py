@@ -103,6 +103,7 @@ def make_trainable(chunks: Sequence[Any], config: TrainerConfig, *, optimizer_st
         ),
         wrapped,
     )
+    _fuse(optimizer)
     scheduler = OptimizerParamScheduler(
         optimizer,
         init_lr=0.0,
@@ -120,6 +121,17 @@ def make_trainable(chunks: Sequence[Any], config: TrainerConfig, *, optimizer_st
         override_opt_param_scheduler=True,
     )
     return Training(wrapped, optimizer, scheduler)
+
+
+def _fuse(optimizer: Any) -> None:
+    """Lets torch's Adam update all weights on a CUDA device in one pass over memory.
+
+    Its default there is one pass for each operation of the formula, with temporaries of the weights' size.
+    """
+    for one in optimizer.chained_optimizers:
+        for group in one.optimizer.param_groups if one.optimizer else ():
+            on_cuda = all(parameter.device.type == "cuda" for parameter in group["params"])
+            group["fused"] = on_cuda and isinstance(one.optimizer, torch.optim.Adam)
 
 
 def _wrap(chunk: Any, config: TrainerConfig) -> DistributedDataParallel:

@@ -1,5 +1,6 @@
 """All corrections, in the order in which they are installed."""
 
+from relax_core.upstream.clip_grads import GRADIENT_PASSES
 from relax_core.upstream.correction import Correction
 from relax_core.upstream.distributed_optimizer import FRESH_STATE, GROUP_ORDER, OWN_STEP, SEPARATE_STEPS
 from relax_core.upstream.import_time import JIT_FUSER
@@ -11,6 +12,7 @@ _ALL: tuple[Correction, ...] = (
     OWN_STEP,
     SEPARATE_STEPS,
     GROUP_ORDER,
+    GRADIENT_PASSES,
     ROUTER_GEMM,
     NORM_RECOMPUTE,
     JIT_FUSER,

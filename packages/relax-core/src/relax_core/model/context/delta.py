@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from relax_kernels import CuSeqlens, causal_conv1d, gated_delta_rule
+from relax_kernels import CuSeqlens, causal_conv1d, delta_gates, gated_delta_rule
 
 from relax_core.model.context.choose import DeltaWay
 from relax_core.model.context.delta_state import pieces_of, scan_piece
@@ -70,9 +69,9 @@ class DeltaHeads:
     ) -> tuple[torch.Tensor, ...]:
         """q_THK, k_THK, v_TUV, g_TU, beta_TU of the gated delta rule."""
         q_TC, k_TC, v_TC = torch.split(qkv_TC, self.channels, dim=-1)
-        g_TU = -self.a_log_U.exp() * F.softplus(a_TU.to(self.a_log_U.dtype) + self.dt_bias_U)
+        g_TU, beta_TU = delta_gates(a_TU, b_TU, self.a_log_U, self.dt_bias_U)
         keys, values = (-1, self.key_heads, self.key_dim), (-1, self.value_heads, self.value_dim)
-        return q_TC.view(keys), k_TC.view(keys), v_TC.view(values), g_TU, b_TU.sigmoid()
+        return q_TC.view(keys), k_TC.view(keys), v_TC.view(values), g_TU, beta_TU
 
 
 def context_delta(
