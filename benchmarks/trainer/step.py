@@ -1,13 +1,14 @@
 """One optimizer step of the trainer on one device: tokens per second, peak memory, and where the time goes.
 
-    python benchmarks/trainer/step.py                                  # 1.88 B: all recompute kinds, drafts 0 and 1
+    python benchmarks/trainer/step.py                       # 1.88 B: all recompute kinds, drafts 0 and 1
     python benchmarks/trainer/step.py --shape 4.21b --recompute full --mtp 0
     python benchmarks/trainer/step.py --device cpu --shape tiny --seq 256 --steps 2
 
 The shapes, the sequence of 8192 random tokens and AdamW are those of the Hugging Face + fla baseline that the
 README names. Weights are random bfloat16, every token but the first is a target. One JSON line a case: the
-median step after two that are not counted; `loss` so that a broken step shows; the parts are milliseconds of
-device time by kind of kernel, from torch's profiler in a step of its own (`--table` prints its rows).
+median over bursts of steps, two bursts before them not counted; within a burst nothing waits for the device
+but what the trainer itself reads, as in a run; `loss` so that a broken step shows; the parts are milliseconds
+of device time by kind of kernel, from torch's profiler in a step of its own (`--table` prints its rows).
 """
 
 from __future__ import annotations
@@ -110,9 +111,10 @@ def measure(world: World, options: argparse.Namespace, recompute: str, drafts: i
             world.device.reset_peak_memory()
         world.device.synchronize()
         started = time.perf_counter()
-        loss = trainer.step([sample], objective).values["loss"]
+        for _ in range(options.burst):
+            loss = trainer.step([sample], objective).values["loss"]
         world.device.synchronize()
-        seconds.append(time.perf_counter() - started)
+        seconds.append((time.perf_counter() - started) / options.burst)
     median = statistics.median(seconds[2:])
     rate, memory = options.seq / median, world.device.memory().peak / 2**30
     line: dict[str, Any] = {
@@ -168,6 +170,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--seq", type=int, default=8192)
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--burst", type=int, default=4, help="steps between two waits for the device")
     parser.add_argument("--layers", type=int, default=0, help="of the trunk; 0 takes the shape's")
     parser.add_argument("--recompute", nargs="+", default=["none", "selective", "full"])
     parser.add_argument("--mtp", nargs="+", type=int, default=[0, 1])
