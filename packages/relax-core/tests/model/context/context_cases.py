@@ -126,7 +126,7 @@ KINDS = {
 
 
 def kinds_of(name: str) -> list[str]:
-    """The kinds that a case is run for: where a sample ends only matters where ranks hold pieces of the row."""
+    """The kinds that a case is run for: ends of samples only matter where ranks hold pieces."""
     return [kind for kind in KINDS if "border" not in name or kind in ("attention gather", "delta state")]
 
 

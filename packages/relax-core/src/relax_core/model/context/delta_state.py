@@ -75,7 +75,7 @@ def scan_piece(
     o_TUV = torch.cat(outputs) if len(outputs) > 1 else outputs[0]
     if not any(each.goes_on for each in pieces):
         return o_TUV
-    if summary is None or not piece.goes_on:
+    if summary is None:
         summary = _no_summary(v_TUV, k_THK.shape[-1])
     gathered_RUKS, o_TUV = _GatherStates.apply(summary, o_TUV, group)  # type: ignore[no-untyped-call]
     if seen_FUK is None:
