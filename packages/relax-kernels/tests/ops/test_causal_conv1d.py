@@ -22,11 +22,22 @@ def test_by_hand(target: Target) -> None:
     assert state[:, 0].tolist() == [[2.0, 3.0], [10.0, 20.0]]
 
 
+@pytest.mark.parametrize("width", [2, 3, 4])
 @pytest.mark.parametrize("boundary", range(1, 9))
-def test_no_row_sees_its_neighbours_tail(target: Target, boundary: int) -> None:
+def test_no_row_sees_its_neighbours_tail(target: Target, boundary: int, width: int) -> None:
     cu = CU((boundary, 9 - boundary))
-    x, weight = target.normal(9, 16, seed=1), target.normal(16, 4, seed=2)
+    x, weight = target.normal(9, 16, seed=1), target.normal(16, width, seed=2)
     y, _ = run(target, x, weight, cu_seqlens=cu)
+    alone = [
+        F.silu(F.conv1d(part.T[None], weight[:, None], padding=width - 1, groups=16)[0, :, : len(part)].T)
+        for part in x.split(cu.lengths)
+    ]
+    allowed = tolerance(torch.float32, target.device)
+    assert_near(y, torch.cat(alone), allowed)
+    mine = torch.autograd.grad(y.square().sum(), (x, weight), retain_graph=True)
+    theirs = torch.autograd.grad(torch.cat(alone).square().sum(), (x, weight))
+    for a, b in zip(mine, theirs, strict=True):
+        assert_near(a, b, allowed)
     (grad,) = torch.autograd.grad(y[boundary:].sum(), x, retain_graph=True)
     assert torch.equal(grad[:boundary], torch.zeros_like(grad[:boundary]))
     spoilt = x.detach().clone()
@@ -115,4 +126,24 @@ def test_bad_inputs_are_refused_by_name(message: str) -> None:
     rk.causal_conv1d(**good)
     with pytest.raises(rk.InvalidInput) as refusal:
         rk.causal_conv1d(**good | REFUSED[message])
+    assert message in str(refusal.value)
+
+
+STEP_REFUSED = {
+    "weight_CW has shape (3, 4)": {"weight_CW": torch.zeros(3, 4)},
+    "bias_C has shape (5,)": {"bias_C": torch.zeros(5)},
+    "activation must be 'silu' or None, given 'gelu'": {"activation": "gelu"},
+    "state_NCW has shape (2, 4, 4)": {"state_NCW": torch.zeros(2, 4, 4)},
+    "state_NCW has shape (3, 4, 3)": {"state_NCW": torch.zeros(3, 4, 3)},
+    "state_NCW is torch.float64": {"state_NCW": torch.zeros(2, 4, 3).double()},
+    "x_NC must have axes [N, C], given shape (2, 4, 1)": {"x_NC": torch.zeros(2, 4, 1)},
+}
+
+
+@pytest.mark.parametrize("message", STEP_REFUSED)
+def test_bad_inputs_of_the_step_are_refused_by_name(message: str) -> None:
+    good = {"x_NC": torch.zeros(2, 4), "state_NCW": torch.zeros(2, 4, 3), "weight_CW": torch.zeros(4, 4)}
+    rk.causal_conv1d_step(**good)
+    with pytest.raises(rk.InvalidInput) as refusal:
+        rk.causal_conv1d_step(**good | STEP_REFUSED[message])
     assert message in str(refusal.value)

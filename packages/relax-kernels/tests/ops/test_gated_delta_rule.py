@@ -228,3 +228,40 @@ def test_bad_inputs_are_refused_by_name(message: str) -> None:
         rk.gated_delta_rule(**good | REFUSED[message])
     assert message in str(refusal.value)
     assert str(refusal.value).startswith("gated_delta_rule: ")
+
+
+STEP_REFUSED = {
+    "k_NHK has shape (3, 1, 8)": {"k_NHK": torch.zeros(3, 1, 8)},
+    "v_NUV is torch.bfloat16": {"v_NUV": torch.zeros(2, 2, 8, dtype=torch.bfloat16)},
+    "beta_NU has shape (2, 3)": {"beta_NU": torch.zeros(2, 3)},
+    "state_NUKV has shape (2, 2, 8, 9)": {"state_NUKV": torch.zeros(2, 2, 8, 9)},
+    "g_NU is on meta": {"g_NU": torch.zeros(2, 2, device="meta")},
+    "U = 3 (v_NUV) must be a positive multiple of H = 2 (q_NHK)": {
+        "q_NHK": torch.zeros(2, 2, 8),
+        "k_NHK": torch.zeros(2, 2, 8),
+        "v_NUV": torch.zeros(2, 3, 8),
+        "g_NU": torch.zeros(2, 3),
+        "beta_NU": torch.zeros(2, 3),
+        "state_NUKV": torch.zeros(2, 3, 8, 8),
+    },
+}
+
+
+@pytest.mark.parametrize("message", STEP_REFUSED)
+def test_bad_inputs_of_the_step_are_refused_by_name(message: str) -> None:
+    good = {"q_NHK": torch.zeros(2, 1, 8), "k_NHK": torch.zeros(2, 1, 8), "v_NUV": torch.zeros(2, 2, 8)}
+    good |= {"g_NU": torch.zeros(2, 2), "beta_NU": torch.zeros(2, 2), "state_NUKV": torch.zeros(2, 2, 8, 8)}
+    rk.gated_delta_rule_step(**good)
+    with pytest.raises(rk.InvalidInput) as refusal:
+        rk.gated_delta_rule_step(**good | STEP_REFUSED[message])
+    assert message in str(refusal.value)
+
+
+def test_queries_and_keys_are_not_kept_once_for_each_value_head() -> None:
+    """What the backward pass is given: q and k of two key heads, although eight value heads read them."""
+    kept: list[torch.Size] = []
+    x = inputs(Target("torch", "cpu"), 64, H=2, U=8, K=40, V=48)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t.shape), t)[1], lambda t: t):
+        rk.gated_delta_rule(*x, cu_seqlens=CU((64,)), backend="torch")
+    of_keys = [shape for shape in kept if shape[-1] == 40]
+    assert [shape.numel() for shape in of_keys] == [64 * 2 * 40] * 2

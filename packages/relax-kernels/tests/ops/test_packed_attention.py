@@ -74,6 +74,29 @@ def test_partial_results_merge_exactly_by_their_lse(target: Target) -> None:
         assert_near(mine, other, allowed)
 
 
+def test_parts_merge_to_float64_round_off_also_where_a_query_sees_nothing() -> None:
+    """As in a ring: every rank's keys in turn, of which some come after the query."""
+    on, f64 = Target("torch", "cpu"), torch.float64
+    q, k, v = (on.normal(40, heads, 16, seed=seed, dtype=f64) for seed, heads in ((1, 2), (2, 1), (3, 1)))
+    whole, lse = run(on, q, k, v, cu_seqlens_q=CU((40,)), return_lse=True)
+    merged, merged_lse = torch.zeros_like(whole), torch.full_like(lse, -torch.inf)
+    for first in (0, 10, 20, 30):
+        # The first ten of the queries that stand beside these keys or behind them, and all later ones.
+        parts = []
+        for start, causal in ((first, True), (first + 10, False)):
+            rows = slice(start, start + 10 if causal else 40)
+            some = q[rows], k[first : first + 10], v[first : first + 10]
+            cu = {"cu_seqlens_q": CU((len(some[0]),)), "cu_seqlens_k": CU((10,))}
+            parts.append(run(on, *some, **cu, causal=causal, return_lse=True))
+        o = torch.cat((torch.zeros_like(q[:first]), *(part[0] for part in parts)))
+        o_lse = torch.cat((torch.full_like(lse[:first], -torch.inf), *(part[1] for part in parts)))
+        total = torch.logaddexp(merged_lse, o_lse)
+        merged = (merged_lse - total).exp()[..., None] * merged + (o_lse - total).exp()[..., None] * o
+        merged_lse = total
+    assert_near(merged, whole, 1e-14)
+    assert_near(merged_lse, lse, 1e-14)
+
+
 def test_packed_equals_separate(target: Target) -> None:
     cu = CU((1, 65, 0, 17, 3))
     x = qkv(target, cu.total, cu.total)

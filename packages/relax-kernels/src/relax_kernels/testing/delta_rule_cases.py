@@ -122,6 +122,8 @@ def _check_step(dtype: torch.dtype, target: Target) -> None:
     before = state.clone()
     o, after = target.run("gated_delta_rule_step", q, k, v, g, beta, state)
     assert torch.equal(state, before), "the given state changed"
+    assert o.dtype == dtype
+    assert after.dtype == state.dtype == torch.float32
     expected = references.gated_delta_rule(
         *(x.cpu().double() for x in (q, k, v, g, beta)),
         cu_seqlens=CuSeqlens.from_lengths((1,) * N),

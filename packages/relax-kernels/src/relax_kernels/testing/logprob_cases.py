@@ -51,6 +51,9 @@ def cases() -> Iterator[Case]:
     yield _case("top-5-temperature", _Setting(top_k=5, temperature=0.6, without_target=0.0))
     yield _case("top-of-no-target", _Setting(top_k=5, without_target=1.0))
     yield _case("top-of-all", _Setting(top_k=517))
+    # Qwen3.5's vocabulary: hidden's gradient sums a quarter of a million products in float32.
+    whole = _Setting(tokens=3, hidden=16, vocabulary=248320, top_k=8, size=1.0, slack=10.0)
+    yield _case("vocabulary-248320", whole)
     yield _case("top-20-long", _Setting(tokens=1000, top_k=20, dtype=torch.bfloat16))
     yield _case("wide", _Setting(tokens=20, hidden=256, vocabulary=4099, dtype=torch.bfloat16))
 
