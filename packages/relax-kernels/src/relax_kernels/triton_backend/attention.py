@@ -1,6 +1,4 @@
-"""Attention on CUDA through what torch carries: cuDNN where it serves, else flash attention.
-
-Sequences are packed, and the causal mask is aligned to their ends.
+"""Attention on CUDA through the flash attention that torch carries (packed sequences, causal from the end).
 
 T query tokens, S key tokens, N sequences, H query heads, G key/value heads, D head dim.
 """
@@ -13,7 +11,6 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from relax_kernels.cu_seqlens import CuSeqlens
-from relax_kernels.triton_backend import cudnn_attention
 from relax_kernels.triton_backend.jit import apply
 
 MAX_HEAD_DIM = 256
@@ -99,12 +96,7 @@ def attention(
     causal: bool,
     scale: float,
     return_lse: bool,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """See `relax_kernels.attention`."""
-    if cudnn_attention.serves(q_THD, cu_seqlens_q, cu_seqlens_k, return_lse):
-        o_THD = cudnn_attention.cudnn_attention(
-            q_THD, k_SGD, v_SGD, lengths=cu_seqlens_q, causal=causal, scale=scale
-        )
-        return o_THD, None
     o_THD, lse_TH = apply(_Attention, q_THD, k_SGD, v_SGD, cu_seqlens_q, cu_seqlens_k, causal, scale)
     return o_THD, lse_TH

@@ -20,11 +20,7 @@ OPERATORS = {
         "triton kernels, chunks of 64; on Hopper with K = V of 64 or 128 their gluon forms",
     ),
     "causal_conv1d": ("conv", "triton kernel"),
-    "attention": (
-        "attention",
-        "cuDNN on Hopper and Blackwell where queries and keys are the same tokens, no log-sum-exp is asked "
-        "for and torch need not be deterministic; else torch's flash attention",
-    ),
+    "attention": ("attention", "torch's flash attention"),
     "rms_norm": ("norms", "triton kernel"),
     "gated_rms_norm": ("norms", "triton kernel"),
     "add_rms_norm": ("norms", "triton kernel"),
