@@ -45,12 +45,13 @@ class Exchange:
             copies: expert-tensor ranks.
         """
         size, rank, experts = group.size(), group.rank(), len(count_E)
-        count_JE = count_E.new_empty(size, experts)
-        dist.all_gather_into_tensor(count_JE, count_E, group=group)
         places = size // copies
         local = experts // places
-        count_JX = count_JE.view(size, places, local)[:, rank // copies]
-        rows_JP = count_JE.view(size, places, local).sum(2).tolist()
+        count = count_E.new_empty(size * experts)
+        dist.all_gather_into_tensor(count, count_E, group=group)
+        count = count.view(size, places, local)
+        count_JX = count[:, rank // copies]
+        rows_JP = count.sum(2).tolist()
         sent = [rows_JP[rank][to // copies] for to in range(size)]
         received = [rows[rank // copies] for rows in rows_JP]
         expert_X = torch.arange(local, device=count_E.device).repeat(size)

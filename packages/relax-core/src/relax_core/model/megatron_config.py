@@ -52,6 +52,7 @@ def megatron_config(
             "num_moe_experts": model.experts,
             "moe_router_topk": model.experts_per_token,
             "moe_router_dtype": "fp32",
+            "moe_router_pre_softmax": True,
             "moe_ffn_hidden_size": model.ffn_size,
             "moe_shared_expert_intermediate_size": model.shared_ffn_size,
             "expert_tensor_parallel_size": parallel.expert_tensor,
