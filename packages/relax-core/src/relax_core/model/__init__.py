@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 from relax_core.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from relax_core.model.balance import LoadBalance
     from relax_core.model.build import build_model
     from relax_core.model.config import Qwen35Config, UnsupportedModelError
     from relax_core.model.mtp_config import MtpConfig
     from relax_core.model.qwen35 import Qwen35Model
     from relax_core.model.weights import named_weights
 __all__ = [
+    "LoadBalance",
     "MtpConfig",
     "Qwen35Config",
     "Qwen35Model",
@@ -25,6 +27,7 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
+        "LoadBalance": "balance",
         "MtpConfig": "mtp_config",
         "Qwen35Config": "config",
         "Qwen35Model": "qwen35",

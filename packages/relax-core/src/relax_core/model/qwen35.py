@@ -21,7 +21,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from relax_kernels import LogProbs
 
-from relax_core.model.balance import LoadBalance
+from relax_core.model.balance import LoadBalance, Place
 from relax_core.model.config import Qwen35Config
 from relax_core.model.head import score_tokens
 from relax_core.model.mtp import MultiTokenPrediction
@@ -106,6 +106,15 @@ class Qwen35Model(LanguageModule):  # type: ignore[misc]
     def mtp_depths(self) -> int:
         """Draft layers on this stage."""
         return self.model_config.mtp_layers if self.mtp_process else 0
+
+    @property
+    def routed_places(self) -> list[Place]:
+        """Every layer with experts of the whole model, on whichever rank."""
+        model = self.model_config
+        if not model.experts:
+            return []
+        trunk = [(0, number + 1) for number in range(model.num_layers)]
+        return trunk + [(depth + 1, depth + 1) for depth in range(model.mtp_layers)]
 
     def set_input_tensor(self, input_tensor: torch.Tensor | list[torch.Tensor]) -> None:
         """Takes the hidden states of the stage before (called by Megatron's schedules)."""
