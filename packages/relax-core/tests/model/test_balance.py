@@ -3,11 +3,13 @@
 Axes: T tokens, E experts, K experts of each token.
 """
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from relax_core.device import initialise, shutdown
+from relax_core.device import get_device, initialise, seed_all, shutdown
 from relax_core.model import LoadBalance, Qwen35Config, build_model
 from relax_core.packing import PackedLayout
 
@@ -30,16 +32,15 @@ def routed(logits_TE):
 
 def balance_of(micro_batches, coefficient, place=TRUNK):
     """(LoadBalance after a step, gradients): micro_batches are (lengths, padding multiple, logits_TE)."""
-    tokens = [
-        sum(n - ahead for lengths, *_ in micro_batches for n in lengths if n > ahead) for ahead in (0, 1)
-    ]
+    lengths = [n for own, *_ in micro_batches for n in own]
+    tokens = [sum(lengths), sum(n - 1 for n in lengths)]
     balance = LoadBalance([place], EXPERTS, TOP_K, tokens, coefficient)
 
     def forward():
         weights = []
         for lengths, multiple, logits_TE in micro_batches:
             layout = PackedLayout.build(lengths, pad_to_multiple=multiple)
-            one = balance.begin(layout, torch.device("cpu"), None)
+            one = balance.begin(layout, None)
             weight_TK, expert_TK = routed(logits_TE)
             weights.append(one.record(place, logits_TE, expert_TK, weight_TK))
         return weights
@@ -103,7 +104,7 @@ def test_packing_padding_and_micro_batches_change_nothing(lengths, multiples, cu
 
     edges = [0, *sorted(cut for cut in cuts if cut < len(lengths)), len(lengths)]
     micro_batches = []
-    for (start, end), multiple in zip(zip(edges, edges[1:], strict=False), multiples, strict=False):
+    for (start, end), multiple in zip(pairwise(edges), multiples, strict=False):
         own = lengths[start:end]
         padding = PackedLayout.build(own, pad_to_multiple=multiple).padded_total - sum(own)
         strange = torch.randn(padding, EXPERTS, generator=generator, dtype=torch.float64) * 9
@@ -119,7 +120,7 @@ def test_packing_padding_and_micro_batches_change_nothing(lengths, multiples, cu
 
 def step_of_a_model(config, recompute, mtp=None):
     """(metrics, gradients) of two micro-batches of one step, balance loss alone."""
-    torch.manual_seed(2)
+    seed_all(get_device("cpu"), 2)
     model = build_model(Qwen35Config.from_hf(config), recompute=recompute, mtp=mtp).double()
     model.train()
     with torch.no_grad():
@@ -127,12 +128,14 @@ def step_of_a_model(config, recompute, mtp=None):
             if "router" in name:
                 parameter.copy_(torch.randn_like(parameter) * 0.3)
     batches = [((5, 9), torch.arange(14) * 7 % 96), ((3, 1), torch.arange(4) * 5 % 96)]
-    balance = LoadBalance(model.routed_places, 6, 2, [18.0, 14.0], 0.5)
+    balance = LoadBalance.of(
+        Qwen35Config.from_hf(config), [5, 9, 3, 1], depths=model.mtp_depths, coefficient=0.5, device="cpu"
+    )
 
     def forward(lengths, tokens_T):
         layout = PackedLayout.build(lengths)
         hidden_TD = model(tokens_T, layout, balance=balance)
-        drafts = model.mtp_hidden(hidden_TD, tokens_T, layout, balance=balance)
+        drafts = model.mtp_hidden(hidden_TD, [layout.shift(tokens_T, 1)], layout, balance=balance)
         return sum((0 * one).sum() for one in (hidden_TD, *drafts))
 
     with torch.no_grad():
@@ -182,7 +185,9 @@ def test_the_router_computes_in_float32_under_bfloat16(moe_config_of):
     assert seen["logits"].dtype is seen["weights"].dtype is torch.float32
     assert out_T1D.dtype is torch.bfloat16
     # bfloat16 would be off by up to 2^-9 of the logits' size.
-    torch.testing.assert_close(seen["logits"].double(), exact_TE, rtol=0, atol=1e-6 * exact_TE.abs().max())
+    torch.testing.assert_close(
+        seen["logits"].double(), exact_TE, rtol=0, atol=1e-6 * float(exact_TE.abs().max())
+    )
     exact_TK = exact_TE.softmax(-1).topk(2, dim=-1).values
     exact_TK = exact_TK / exact_TK.sum(-1, keepdim=True)
     torch.testing.assert_close(seen["weights"].double(), exact_TK, rtol=1e-5, atol=1e-6)

@@ -23,10 +23,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from relax_core.model.config import Qwen35Config
 from relax_core.packing import PackedLayout
 
 Place = tuple[int, int]
-"""Which layer: (tokens it looks ahead: 0 in the trunk, k + 1 in draft depth k; 1-based number there)."""
+"""Which layer: (0, 1-based number) in the trunk, (k + 1, k + 1) in draft depth k, which looks k + 1 ahead."""
 
 
 class LoadBalance:
@@ -39,29 +40,62 @@ class LoadBalance:
         tokens: for each distance ahead, how many tokens of the step's samples, over all ranks, have a token
             that far ahead in their sample.
         coefficient: weight of the loss; 0 only counts.
+        device: where the counts are kept.
     """
 
     def __init__(
-        self, places: Sequence[Place], experts: int, top_k: int, tokens: Sequence[float], coefficient: float
+        self,
+        places: Sequence[Place],
+        experts: int,
+        top_k: int,
+        tokens: Sequence[float],
+        coefficient: float,
+        device: torch.device | str = "cpu",
     ) -> None:
         self.places = tuple(places)
         self.experts = experts
         self.top_k = top_k
         self.tokens = tuple(tokens)
         self.coefficient = coefficient
+        self.device = torch.device(device)
         self.frequency: dict[Place, torch.Tensor] = {}
         self._passes: list[RoutingPass] = []
 
-    def begin(self, layout: PackedLayout, device: torch.device, tensor_group: Any) -> "RoutingPass":
+    @classmethod
+    def of(
+        cls,
+        model: Qwen35Config,
+        lengths: Sequence[int],
+        *,
+        depths: int,
+        coefficient: float,
+        device: torch.device | str,
+    ) -> "LoadBalance | None":
+        """That of one optimizer step; None for a model without experts.
+
+        Args:
+            model: sizes.
+            lengths: tokens of every sample of the step, over all ranks.
+            depths: draft layers that run.
+            coefficient: weight of the loss.
+            device: where the counts are kept.
+        """
+        if not model.experts:
+            return None
+        places = [(0, number + 1) for number in range(model.num_layers)]
+        places += [(depth + 1, depth + 1) for depth in range(depths)]
+        tokens = [float(sum(max(0, n - ahead) for n in lengths)) for ahead in range(depths + 1)]
+        return cls(places, model.experts, model.experts_per_token, tokens, coefficient, device)
+
+    def begin(self, layout: PackedLayout, tensor_group: Any) -> "RoutingPass":
         """One forward pass of one micro-batch, of the trunk or of the draft layers.
 
         Args:
             layout: where its samples lie.
-            device: of its tensors.
             tensor_group: the tensor-parallel ranks over which sequence parallelism spreads the tokens, None
                 if they all hold the same.
         """
-        started = RoutingPass(self, layout, device, tensor_group)
+        started = RoutingPass(self, layout, tensor_group)
         self._passes.append(started)
         return started
 
@@ -98,8 +132,7 @@ class LoadBalance:
     def _gather(self, what: str) -> torch.Tensor:
         """Sum over passes and ranks of a record, float64 [L, E] or [L] on the host."""
         shape = (len(self.places), self.experts) if what == "counts" else (len(self.places),)
-        device = self._passes[0].device if self._passes else torch.device("cpu")
-        total = torch.zeros(shape, dtype=torch.float64, device=device)
+        total = torch.zeros(shape, dtype=torch.float64, device=self.device)
         row = {place: index for index, place in enumerate(self.places)}
         for one in self._passes:
             for place, record in getattr(one, what).items():
@@ -114,7 +147,6 @@ class RoutingPass:
 
     step: LoadBalance
     layout: PackedLayout
-    device: torch.device
     tensor_group: Any
     counts: dict[Place, torch.Tensor] = field(default_factory=dict)
     losses: dict[Place, torch.Tensor] = field(default_factory=dict)
@@ -147,7 +179,7 @@ class RoutingPass:
     def _mask(self, ahead: int) -> torch.Tensor:
         """Which of this rank's tokens count, bool [T]."""
         if ahead not in self._counted:
-            _index, valid_T = self.layout.ahead(ahead, self.device)
+            _index, valid_T = self.layout.ahead(ahead, self.step.device)
             valid_T = self.layout.local(valid_T)
             if self.tensor_group is not None:
                 valid_T = valid_T.chunk(self.tensor_group.size())[self.tensor_group.rank()]

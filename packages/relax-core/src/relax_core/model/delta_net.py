@@ -18,6 +18,7 @@ from megatron.core.transformer.utils import (
     make_sharded_tensors_for_checkpoint,
 )
 
+from relax_core.model.arriving import arrived
 from relax_core.model.config import Qwen35Config
 from relax_core.model.context import DeltaHeads, context_choice, context_delta
 from relax_core.model.norm import GatedNorm, at_least_float32
@@ -128,9 +129,8 @@ class GatedDeltaNet(MegatronModule):  # type: ignore[misc]
         tokens = fused_TP.shape[0]
         conv, (values, heads) = sum(self.conv_parts.values()), (self.conv_parts["v"], self.value_shape[0])
         qkv_TC, z_TP, b_TU, a_TU = torch.split(fused_TP, [conv, values, heads, heads], dim=-1)
-        own = DeltaHeads(
-            *self.key_shape, *self.value_shape, self.conv1d.weight.squeeze(1), self.A_log, self.dt_bias
-        )
+        taps_CW = arrived(self.conv1d).weight.squeeze(1)
+        own = DeltaHeads(*self.key_shape, *self.value_shape, taps_CW, self.A_log, self.dt_bias)
         o_TUV = context_delta(qkv_TC, b_TU, a_TU, own, layout, way=self.context_way, group=self.cp_group)
         z_TUV = z_TP.reshape(tokens, *self.value_shape)
         return cast(torch.Tensor, self.out_norm(o_TUV, z_TUV)).view(tokens, 1, -1)

@@ -15,6 +15,7 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from relax_kernels import grouped_matmul, permute_tokens, sort_by_expert, swiglu, unpermute_tokens
 
+from relax_core.model.arriving import arrived
 from relax_core.model.exchange import Exchange
 from relax_core.model.sharding import split_rows
 
@@ -69,8 +70,8 @@ class Experts(MegatronModule):  # type: ignore[misc]
         return unpermute_tokens(y_PD, order, weight_TK)
 
     def _feed_forward(self, x_RD: torch.Tensor, count_X: torch.Tensor) -> torch.Tensor:
-        gate_up_R2F = grouped_matmul(x_RD, self.linear_fc1.weight, count_X)
-        return grouped_matmul(swiglu(gate_up_R2F), self.linear_fc2.weight, count_X)
+        gate_up_R2F = grouped_matmul(x_RD, arrived(self.linear_fc1).weight, count_X)
+        return grouped_matmul(swiglu(gate_up_R2F), arrived(self.linear_fc2).weight, count_X)
 
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None

@@ -65,7 +65,8 @@ class RoutedLayer(TransformerLayer):  # type: ignore[misc]
 
     def __init__(self, *args: Any, ahead: int = 0, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.mlp.place = (ahead, self.layer_number)
+        # Behind the last pipeline stage, Megatron counts draft layers on from the trunk's.
+        self.mlp.place = (ahead, ahead or self.layer_number)
         # The feed-forward does that itself, with the record of its own micro-batch.
         self.recompute_mlp = False
 

@@ -15,6 +15,7 @@ from megatron.core import parallel_state
 from relax_bridge.table import Entry
 from torch import Tensor
 
+from relax_core.model.arriving import all_arrived
 from relax_core.model.experts import Experts
 from relax_core.model.qwen35 import Qwen35Model
 
@@ -74,6 +75,8 @@ class Placement:
     @torch.no_grad()
     def whole(self, chunks: Sequence[Qwen35Model]) -> Iterator[tuple[str, Tensor]]:
         """Every whole weight by name, in the table's order, on every rank; all must iterate together."""
+        for chunk in chunks:
+            all_arrived(chunk)
         mine = self.parts(chunks)
         pipeline = parallel_state.get_pipeline_model_parallel_group()
         experts = parallel_state.get_expert_model_parallel_group()

@@ -21,7 +21,8 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from relax_kernels import LogProbs
 
-from relax_core.model.balance import LoadBalance, Place
+from relax_core.model.arriving import all_arrived, arrived
+from relax_core.model.balance import LoadBalance
 from relax_core.model.config import Qwen35Config
 from relax_core.model.head import score_tokens
 from relax_core.model.mtp import MultiTokenPrediction
@@ -106,15 +107,6 @@ class Qwen35Model(LanguageModule):  # type: ignore[misc]
     def mtp_depths(self) -> int:
         """Draft layers on this stage."""
         return self.model_config.mtp_layers if self.mtp_process else 0
-
-    @property
-    def routed_places(self) -> list[Place]:
-        """Every layer with experts of the whole model, on whichever rank."""
-        model = self.model_config
-        if not model.experts:
-            return []
-        trunk = [(0, number + 1) for number in range(model.num_layers)]
-        return trunk + [(depth + 1, depth + 1) for depth in range(model.mtp_layers)]
 
     def set_input_tensor(self, input_tensor: torch.Tensor | list[torch.Tensor]) -> None:
         """Takes the hidden states of the stage before (called by Megatron's schedules)."""
@@ -220,8 +212,10 @@ class Qwen35Model(LanguageModule):  # type: ignore[misc]
         """
         if not self.post_process:
             raise RuntimeError("only the last pipeline stage has the output head")
-        weight = self.output_layer.weight
-        return cast(torch.Tensor, self.embedding.word_embeddings.weight if weight is None else weight)
+        weight = arrived(self.output_layer).weight
+        if weight is None:
+            weight = arrived(self.embedding.word_embeddings).weight
+        return cast(torch.Tensor, weight)
 
     def _gathered(self, hidden_T1D: torch.Tensor) -> torch.Tensor:
         """[T, 1, D] -> [T, D], all tokens of the row on every tensor-parallel rank."""
@@ -246,7 +240,7 @@ class Qwen35Model(LanguageModule):  # type: ignore[misc]
             device=device,
             rotary_dim=model.rotary_dim,
             rope_base=model.rope_base,
-            routing=balance.begin(layout, device, spread) if balance and model.experts else None,
+            routing=balance.begin(layout, spread) if balance and model.experts else None,
         )
 
     def _set_attention_backend(self) -> None:
@@ -256,6 +250,7 @@ class Qwen35Model(LanguageModule):  # type: ignore[misc]
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
     ) -> dict[str, Any]:
         """Megatron's sharded state; layers are keyed by their place in the whole model."""
+        all_arrived(self)
         state: dict[str, Any] = super().sharded_state_dict(prefix, sharded_offsets, metadata)
         embedding = f"{prefix}embedding.word_embeddings.weight"
         if embedding in state and not self.pre_process:

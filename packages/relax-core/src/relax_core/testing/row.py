@@ -22,6 +22,7 @@ class Row:
         draft: settings of `MtpConfig`.
         trainer: settings of `TrainerConfig` that must not change a number: recompute, overlap, micro-batches.
         model: changes of the model's `config.json` (head counts, experts, tied, ...).
+        balance: coefficient of the balance loss of a model with experts.
         objective: "sft", or "policy" (importance ratio, KL, entropy, maxima).
         precision: "fp32", or "bf16" on accelerators.
         quick: whether the ordinary tests run it; `nox -s parity` runs all.
@@ -36,6 +37,7 @@ class Row:
     draft: Mapping[str, Any] = field(default_factory=dict)
     trainer: Mapping[str, Any] = field(default_factory=dict)
     model: Mapping[str, Any] = field(default_factory=dict)
+    balance: float = 0.0
     objective: Literal["sft", "policy"] = "sft"
     precision: Literal["fp32", "bf16"] = "fp32"
     quick: bool = False

@@ -24,6 +24,7 @@ _CP = {"context": 2}
 _BY_HEADS, _BY_STATE = {"context_attention": "heads"}, {"context_delta": "state"}
 _ONE_KV_HEAD = {"num_key_value_heads": 1}
 _EP = {"expert": 2}
+_MANY_EXPERTS = {"num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 4}
 _TIED_JOINED: dict[str, Any] = {"model": _TIED, "draft": _JOINED}
 
 ROWS: tuple[Row, ...] = (
@@ -63,10 +64,37 @@ ROWS: tuple[Row, ...] = (
     Row("tp4-sp-two-kv-heads", 4, {"tensor": 4, "sequence": True}, model={"linear_num_key_heads": 4}, mtp=1),
     Row("tp2-cp2-one-kv-head", 4, {**_TP, **_CP}, model=_ONE_KV_HEAD),
     Row("tp2-cp2-one-kv-head-heads", 4, {**_TP, **_CP, **_BY_HEADS}, model=_ONE_KV_HEAD),
-    # Experts.
-    Row("moe-micro-batches", 1, family="moe", trainer={"micro_batch_tokens": 16}, mtp=1),
-    Row("moe-pp2", 2, _PP, family="moe", mtp=1),
-    Row("moe-cp2", 2, _CP, family="moe", mtp=1),
+    # Experts: with the balance loss on, over expert ranks, with experts cut by tensor ranks and whole.
+    Row(
+        "moe-micro-batches",
+        1,
+        family="moe",
+        trainer={"micro_batch_tokens": 16},
+        mtp=1,
+        balance=0.5,
+        quick=True,
+    ),
+    Row("moe-dp2", 2, family="moe", trainer=_OVERLAP_BOTH, mtp=1, balance=0.5),
+    Row("moe-ep2", 2, _EP, family="moe", mtp=1, balance=0.5, quick=True),
+    Row("moe-ep2-mtp2-joined-policy", 2, _EP, family="moe", mtp=2, draft=_JOINED, objective="policy"),
+    Row("moe-ep2-tied-overlap", 2, _EP, family="moe", model=_TIED, trainer=_OVERLAP_BOTH, balance=0.5),
+    Row("moe-tp2-sp", 2, _SP, family="moe", mtp=1, balance=0.5),
+    Row("moe-tp2-sp-etp1", 2, {**_SP, "expert_tensor": 1}, family="moe", mtp=1, balance=0.5),
+    Row("moe-tp2-sp-ep2-etp1", 2, {**_SP, **_EP, "expert_tensor": 1}, family="moe", mtp=1, balance=0.5),
+    Row("moe-pp2", 2, _PP, family="moe", mtp=1, balance=0.5),
+    Row("moe-pp2-chunks2-full", 2, _INTERLEAVED, family="moe", trainer=_FULL, balance=0.5),
+    Row("moe-cp2", 2, _CP, family="moe", mtp=1, balance=0.5),
+    Row("moe-cp2-ep2", 2, {**_CP, **_EP}, family="moe", mtp=1, balance=0.5),
+    Row("moe-ep2-full-mtp1", 2, _EP, family="moe", trainer=_FULL, mtp=1, balance=0.5),
+    Row("moe-ep2-selective-mtp1", 2, _EP, family="moe", trainer=_SELECTIVE, mtp=1, balance=0.5),
+    Row("moe-ep2-256-experts-top8", 2, _EP, family="moe", model=_MANY_EXPERTS, balance=0.5),
+    Row("moe-ep2-one-of-4", 2, _EP, family="moe", model={"num_experts_per_tok": 1}, balance=0.5),
+    Row("moe-ep4-mtp1", 4, {"expert": 4}, family="moe", mtp=1, balance=0.5),
+    Row("moe-ep2-etp2-dp4", 4, {**_EP, "expert_tensor": 2}, family="moe", mtp=1, balance=0.5),
+    Row("moe-ep2-cp2-dp2", 4, {**_EP, **_CP}, family="moe", mtp=1, balance=0.5),
+    Row("moe-tp2-sp-ep2", 4, {**_SP, **_EP}, family="moe", mtp=1, balance=0.5),
+    Row("moe-tp2-sp-ep2-etp1-dp2", 4, {**_SP, **_EP, "expert_tensor": 1}, family="moe", mtp=1, balance=0.5),
+    Row("moe-pp2-ep2-mtp1-tied", 4, {**_PP, **_EP}, family="moe", mtp=1, balance=0.5, **_TIED_JOINED),
     # Recompute on top.
     Row("tp2-sp-selective-mtp1", 2, _SP, trainer=_SELECTIVE, mtp=1),
     Row("tp2-sp-full-mtp1", 2, _SP, trainer=_FULL, mtp=1),

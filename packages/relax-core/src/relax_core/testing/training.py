@@ -63,7 +63,9 @@ def make_trainer(row: Row, world: World) -> tuple[Trainer, Placement]:
     # With a large epsilon an update is nearly proportional to its gradient; Adam's usual one would turn the
     # rounding of a gradient near 0 into a step of full size.
     settings: dict[str, Any] = {"lr": 1e-2, "eps": 1e-2, "weight_decay": 0.1, "micro_batch_tokens": 32}
-    config = TrainerConfig(**{**settings, "precision": row.precision, **row.trainer})
+    config = TrainerConfig(
+        **{**settings, "precision": row.precision, "balance_coefficient": row.balance, **row.trainer}
+    )
     chunks = build_chunks(
         Qwen35Config.from_hf(facts),
         parallel,

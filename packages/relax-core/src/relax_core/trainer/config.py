@@ -32,6 +32,12 @@ class TrainerConfig(Section):
         unit="tokens",
         ge=1,
     )
+    balance_coefficient: float = setting(
+        0.0,
+        "Weight of the loss that evens out the use of experts, summed over layers; 0 only measures it. Above "
+        "0 each step takes one more forward pass, which counts the choices of the whole batch.",
+        ge=0,
+    )
     recompute: Literal["none", "selective", "full"] = setting(
         "none", "Activations computed again in the backward pass instead of kept."
     )

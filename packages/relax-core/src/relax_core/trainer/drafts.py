@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from torch import Tensor
 
 from relax_core.loss import LossTerm
-from relax_core.model import MtpConfig, Qwen35Model
+from relax_core.model import LoadBalance, MtpConfig, Qwen35Model
 from relax_core.trainer.ranks import Ranks
 from relax_core.trainer.sample import MicroBatch, Sample
 
@@ -23,6 +23,7 @@ def draft_terms(
     mtp: MtpConfig,
     temperature: float,
     ranks: Ranks,
+    balance: LoadBalance | None,
 ) -> Iterator[LossTerm]:
     """Loss of each draft layer, and how often rejection sampling would keep what it proposes.
 
@@ -39,6 +40,7 @@ def draft_terms(
         mtp: coefficient and what is detached.
         temperature: divides the logits.
         ranks: where this rank stands.
+        balance: of this step, in a model with experts.
     """
     if not batch.drafts:
         return
@@ -46,9 +48,8 @@ def draft_terms(
     if batch.row_places_T is not None:
         trunk_T = ranks.whole_row(trunk_T, batch.row_places_T)
     tokens = [draft.tokens_T for draft in batch.drafts]
-    for depth, (draft, draft_TD) in enumerate(
-        zip(batch.drafts, model.mtp_hidden(hidden_TD, tokens, batch.layout), strict=True)
-    ):
+    hidden = model.mtp_hidden(hidden_TD, tokens, batch.layout, balance=balance)
+    for depth, (draft, draft_TD) in enumerate(zip(batch.drafts, hidden, strict=True)):
         logprob_P = model.token_logprobs(
             draft_TD[draft.positions_P],
             draft.targets_P,

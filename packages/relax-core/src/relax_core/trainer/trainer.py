@@ -15,7 +15,7 @@ from torch import Tensor
 
 from relax_core.device import ParallelConfig
 from relax_core.loss import LossReducer
-from relax_core.model import MtpConfig, Qwen35Model
+from relax_core.model import LoadBalance, MtpConfig, Qwen35Model
 from relax_core.packing import plan_micro_batches
 from relax_core.trainer.config import TrainerConfig
 from relax_core.trainer.drafts import draft_denominators, draft_terms
@@ -33,7 +33,7 @@ class StepMetrics:
 
     Attributes:
         values: global means of every loss term, maxima, `loss`, `grad_norm`, `lr`, and per draft depth
-            `mtp_loss_<k>` and `mtp_acceptance_<k>`.
+            `mtp_loss_<k>` and `mtp_acceptance_<k>`; with experts, what `LoadBalance.metrics` says.
         tokens: tokens trained on, prompts included.
     """
 
@@ -122,15 +122,24 @@ class Trainer:
         samples = prepared.samples
         depths = self._draft_depths
         reducer = LossReducer({**prepared.denominators, **draft_denominators(samples, depths)})
+        balance = self._balance(samples, depths)
         self.training.begin()
+        if balance is not None and balance.coefficient:
+            with torch.no_grad():
+                count = partial(self._count, balance=balance)
+                self._run(
+                    samples, self.chunks, count, draft_depths=depths, forward_only=True, balance=balance
+                )
+            balance.fix_frequencies()
         reports = self._run(
             samples,
             self.training.chunks,
-            partial(self._loss, objective=objective, reducer=reducer),
+            partial(self._loss, objective=objective, reducer=reducer, balance=balance),
             draft_depths=depths,
+            balance=balance,
         )
         # Read before the weights move: the host need not wait for that, and begins the next step meanwhile.
-        values = total_metrics(reports, self.ranks)
+        values = total_metrics(reports, self.ranks) | (balance.metrics() if balance else {})
         grad_norm, lr = self.training.step()
         return StepMetrics(
             {**values, "grad_norm": grad_norm, "lr": lr}, tokens=sum(len(s.tokens_L) for s in samples)
@@ -144,6 +153,7 @@ class Trainer:
         *,
         draft_depths: int,
         forward_only: bool = False,
+        balance: LoadBalance | None = None,
     ) -> list[Mapping[str, Tensor]]:
         """All micro-batches of this rank through Megatron's schedule; what `loss` reported of each."""
         plan = self._plan(samples)
@@ -168,7 +178,8 @@ class Trainer:
 
         def forward(batches: Iterator[MicroBatch], model: Any) -> tuple[Tensor, Callable[..., Any]]:
             batch = next(batches)
-            return model(batch.tokens_T, batch.layout), partial(loss, batch=batch)
+            hidden = model(batch.tokens_T, batch.layout, balance=balance if batch.members else None)
+            return hidden, partial(loss, batch=batch)
 
         reports: list[Mapping[str, Tensor]] = get_forward_backward_func()(
             forward_step_func=forward,
@@ -196,8 +207,33 @@ class Trainer:
     def _draft_depths(self) -> int:
         return self.chunks[-1].model_config.mtp_layers if self.mtp.loss_coefficient > 0 else 0
 
+    def _balance(self, samples: Sequence[Sample], depths: int) -> LoadBalance | None:
+        return LoadBalance.of(
+            self.chunks[-1].model_config,
+            [len(s.tokens_L) for s in samples],
+            depths=depths,
+            coefficient=self.config.balance_coefficient,
+            device=self.device,
+        )
+
+    def _count(
+        self, hidden_TD: Tensor, *, batch: MicroBatch, balance: LoadBalance
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Lets the draft layers choose their experts, as the trunk did; there is no loss."""
+        tokens = [draft.tokens_T for draft in batch.drafts]
+        if tokens:
+            counting = balance if batch.members else None
+            self.chunks[-1].mtp_hidden(hidden_TD, tokens, batch.layout, balance=counting)
+        return hidden_TD.new_zeros(()), torch.zeros((), dtype=torch.int), {}
+
     def _loss(
-        self, hidden_TD: Tensor, *, batch: MicroBatch, objective: TrainingObjective, reducer: LossReducer
+        self,
+        hidden_TD: Tensor,
+        *,
+        batch: MicroBatch,
+        objective: TrainingObjective,
+        reducer: LossReducer,
+        balance: LoadBalance | None,
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         model = self.chunks[-1]
         scored = model.token_logprobs(
@@ -215,6 +251,7 @@ class Trainer:
             mtp=self.mtp,
             temperature=objective.temperature,
             ranks=self.ranks,
+            balance=balance if batch.members else None,
         )
         loss, shares = reducer.reduce([*terms.terms, *drafts])
         maxima = {f"{name}_max": value.detach() for name, value in terms.maxima.items()}
