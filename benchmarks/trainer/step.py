@@ -84,12 +84,20 @@ def make_trainer(world: World, options: argparse.Namespace, recompute: Any, draf
         micro_batch_tokens=options.seq,
         recompute=recompute,
         precision="bf16",
-        **(json.loads(options.trainer) if options.trainer else {}),
+        **trainer_settings(options),
     )
     model = build_model(
         config, dtype=torch.bfloat16, recompute=recompute, mtp=MtpConfig(), device=world.torch_device
     )
     return Trainer(model, settings, MtpConfig(), device=world.torch_device, optimizer_steps=1000)
+
+
+def trainer_settings(options: argparse.Namespace) -> dict[str, Any]:
+    """Those of the command line; for the large shape, number formats like the baseline's if it gives none."""
+    if options.trainer is not None:
+        return dict(json.loads(options.trainer))
+    half = {"gradient_precision": "bf16", "moment_precision": "bf16"}
+    return half if options.shape == "4.21b" else {}
 
 
 def make_sample(options: argparse.Namespace, vocabulary: int) -> Sample:
@@ -121,7 +129,8 @@ def measure(world: World, options: argparse.Namespace, recompute: str, drafts: i
         "case": "trainer step", "shape": options.shape, "recompute": recompute, "mtp": drafts,
         "seq": options.seq, "parameters": sum(p.numel() for p in trainer.model.parameters()),
         "step_ms": round(median * 1e3, 1), "slowest_ms": round(max(seconds[2:]) * 1e3, 1),
-        "tokens_per_s": round(rate), "peak_gib": round(memory, 1), "loss": round(loss, 4),
+        "trainer": trainer_settings(options), "tokens_per_s": round(rate), "peak_gib": round(memory, 1),
+        "loss": round(loss, 4),
     }  # fmt: skip
     base = BASELINES.get((options.shape, recompute))
     if base and drafts == 0 and options.seq == 8192:

@@ -95,11 +95,28 @@ def test_a_warm_up_as_long_as_the_run_is_refused(make_trainer):
 
 
 def test_gradients_are_clipped_to_the_norm(make_trainer, samples, objective):
-    trainer = make_trainer(clip_grad=0.25, mtp_layers=0)
+    trainer = make_trainer(clip_grad=0.25, mtp_layers=0, beta1=0.9)
     norm = trainer.step(samples, objective).values["grad_norm"]
+    whole = math.sqrt(sum(float(g.double().pow(2).sum()) for g in gradients(trainer).values()))
+    assert norm == pytest.approx(whole, rel=1e-5)
     assert norm > 0.25
-    clipped = math.sqrt(sum(float(g.double().pow(2).sum()) for g in gradients(trainer).values()))
-    assert clipped == pytest.approx(0.25, rel=1e-4)
+    # After the first step Adam's mean is a tenth of the gradient that it was given.
+    (adam,) = trainer.training.adams
+    given = math.sqrt(sum(float(s["exp_avg"].double().pow(2).sum()) for s in adam.state.values())) / 0.1
+    assert given == pytest.approx(0.25, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"gradient_precision": "bf16"}, "set gradient_precision to fp32, or precision to bf16"),
+        ({"moment_precision": "bf16", "beta2": 0.999}, "set beta2 to at most 0.99"),
+        ({"overlap_param_gather": True}, "set overlap_grad_reduce to true"),
+    ],
+)
+def test_number_formats_and_overlaps_that_do_not_fit_are_refused(make_trainer, settings, words):
+    with pytest.raises(ValueError, match=words):
+        make_trainer(**settings)
 
 
 def test_draft_layers_without_a_loss_stay_as_they_are_under_weight_decay(make_trainer, samples, objective):

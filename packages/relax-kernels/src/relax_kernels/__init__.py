@@ -6,6 +6,7 @@ from relax_kernels.contract import Backend, Call
 from relax_kernels.cu_seqlens import CuSeqlens
 from relax_kernels.errors import BackendUnavailable, InvalidInput, NoBackend
 from relax_kernels.explanation import explain
+from relax_kernels.ops.adam import adamw_step, join_float32, split_float32
 from relax_kernels.ops.attention import attention
 from relax_kernels.ops.conv import causal_conv1d, causal_conv1d_step
 from relax_kernels.ops.delta_gates import delta_gates
@@ -38,6 +39,7 @@ __all__ = [
     "NoBackend",
     "Permutation",
     "Routing",
+    "adamw_step",
     "add_rms_norm",
     "attention",
     "backends",
@@ -49,6 +51,7 @@ __all__ = [
     "gated_delta_rule_step",
     "gated_rms_norm",
     "grouped_matmul",
+    "join_float32",
     "linear_logprob",
     "output_gate",
     "permute_tokens",
@@ -58,6 +61,7 @@ __all__ = [
     "router_topk",
     "set_strict",
     "sort_by_expert",
+    "split_float32",
     "swiglu",
     "unpermute_tokens",
 ]

@@ -8,10 +8,22 @@ from typing import Any
 
 from relax_kernels.contract import Call
 from relax_kernels.errors import InvalidInput
-from relax_kernels.ops import attention, conv, delta_gates, delta_rule, experts, gates, logprob, norms, rotary
+from relax_kernels.ops import (
+    adam,
+    attention,
+    conv,
+    delta_gates,
+    delta_rule,
+    experts,
+    gates,
+    logprob,
+    norms,
+    rotary,
+)
 from relax_kernels.registry import Explanation, explain_call
 
 CALLS: dict[str, Callable[..., Call]] = {
+    "adamw_step": adam.adamw_step_call,
     "gated_delta_rule": delta_rule.delta_rule_call,
     "gated_delta_rule_step": delta_rule.delta_rule_step_call,
     "delta_gates": delta_gates.delta_gates_call,

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from relax_kernels import CuSeqlens, sort_by_expert
+from relax_kernels.testing.adam_cases import OPTIONS
 from relax_kernels.triton_backend.backend import TritonBackend
 
 triton = pytest.importorskip("triton")
@@ -60,6 +61,11 @@ def leaf(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 
 CALLS: dict[str, tuple[Callable[[], tuple[Any, ...]], dict[str, Any], set[str]]] = {
+    "adamw_step": (
+        lambda: (*(leaf(T).detach() for _ in range(4)), torch.zeros(T, dtype=torch.int16)),
+        {"step": 3, "grad_scale": 0.5, **OPTIONS},
+        {"adamw_kernel"},
+    ),
     "causal_conv1d": (
         lambda: (leaf(T, 512), leaf(512, 4), leaf(512)),
         {"cu_seqlens": LENGTHS, "activation": "silu", "initial_state_NCW": None, "output_final_state": False},

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 OPERATORS = (
+    "adamw_step",
     "gated_delta_rule",
     "causal_conv1d",
     "rms_norm",

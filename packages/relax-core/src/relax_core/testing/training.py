@@ -92,7 +92,7 @@ class _Recording(Training):
     """Keeps the gradients of every step, complete and in whole tensors."""
 
     def __init__(self, inner: Training, placement: Placement, trainer: Trainer) -> None:
-        super().__init__(inner.chunks, inner.optimizer, inner.scheduler)
+        super().__init__(inner.chunks, inner.optimizer, inner.scheduler, inner.device)
         object.__setattr__(self, "gradients", [])
         object.__setattr__(self, "_collect", lambda: gather(trainer, placement, _gradient))
 

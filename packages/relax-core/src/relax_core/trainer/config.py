@@ -41,6 +41,14 @@ class TrainerConfig(Section):
     recompute: Literal["none", "selective", "full"] = setting(
         "none", "Activations computed again in the backward pass instead of kept."
     )
+    gradient_precision: Literal["fp32", "bf16"] = setting(
+        "fp32",
+        "Number format in which gradients add up over micro-batches and ranks; bf16 takes 2 bytes per weight "
+        "less.",
+    )
+    moment_precision: Literal["fp32", "bf16"] = setting(
+        "fp32", "Number format of Adam's two running means; bf16 takes 4 bytes per weight less."
+    )
     overlap_grad_reduce: bool = setting(
         False, "Sums gradients over data-parallel ranks while the backward pass still runs."
     )
@@ -52,6 +60,20 @@ class TrainerConfig(Section):
     precision: Literal["fp32", "bf16"] = setting(
         "bf16", "Number format of weights and activations; the optimizer always keeps fp32."
     )
+
+    @model_validator(mode="after")
+    def _half_formats_fit(self) -> Self:
+        if self.gradient_precision == "bf16" and self.precision == "fp32":
+            raise ValueError(
+                "gradient_precision is bf16 and precision fp32: gradients are kept in no fewer bits than "
+                "weights; set gradient_precision to fp32, or precision to bf16"
+            )
+        if self.moment_precision == "bf16" and self.beta2 > 0.99:
+            raise ValueError(
+                f"moment_precision is bf16 and beta2 {self.beta2:g}: a mean that moves by less than 1 % a "
+                "step stands still in bfloat16; set beta2 to at most 0.99, or moment_precision to fp32"
+            )
+        return self
 
     @model_validator(mode="after")
     def _gather_overlaps_only_with_reduce(self) -> Self:

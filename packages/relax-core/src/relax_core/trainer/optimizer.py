@@ -6,16 +6,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from megatron.core.distributed import (
     DistributedDataParallel,
     DistributedDataParallelConfig,
     finalize_model_grads,
 )
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from torch import nn
 
+from relax_core.trainer.adam import Adam
 from relax_core.trainer.config import TrainerConfig
 
 
@@ -33,11 +34,13 @@ class Training:
         chunks: the pieces of the layers on this rank, wrapped for data parallelism.
         optimizer: Megatron's.
         scheduler: of the learning rate.
+        device: where the weights lie.
     """
 
     chunks: Sequence[Any]
     optimizer: Any
     scheduler: Any
+    device: torch.device
 
     def begin(self) -> None:
         """Forgets the gradients of the step before."""
@@ -54,7 +57,7 @@ class Training:
         """
         # Megatron looks for inf and NaN only where it scales the loss, as float16 would need.
         self.optimizer.prepare_grads()
-        grad_norm = float(self.optimizer.get_grad_norm())
+        grad_norm = self._grad_norm()
         if not math.isfinite(grad_norm):
             raise NonFiniteGradientError(
                 f"the gradient norm is {grad_norm}: the optimizer step was not taken, and the last "
@@ -63,11 +66,27 @@ class Training:
             )
         self.scheduler.step(increment=1)
         limit = self.optimizer.config.clip_grad
-        parameters = [p for one in self.optimizer.chained_optimizers for p in one.get_parameters()]
-        if parameters and 0 < limit < grad_norm:
-            clip_grad_by_total_norm_fp32(parameters, max_norm=limit, total_norm=grad_norm)
+        for adam in self.adams:
+            adam.grad_scale = limit / grad_norm if 0 < limit < grad_norm else 1.0
         self.optimizer.step_with_ready_grads()
-        return grad_norm, max(group["lr"] for group in self.optimizer.param_groups)
+        return grad_norm, self.scheduler.optimizer.param_groups[0]["lr"]
+
+    @property
+    def adams(self) -> list[Adam]:
+        """The optimizers proper inside Megatron's; none on a rank without trainable weights."""
+        inner = [getattr(one, "optimizer", None) for one in self.optimizer.chained_optimizers]
+        return [adam for adam in inner if isinstance(adam, Adam)]
+
+    def _grad_norm(self) -> float:
+        """Norm of the whole model's gradient; weights that several ranks hold count once."""
+        squares = []
+        for one in self.optimizer.chained_optimizers:
+            grads = one.get_main_grads_for_grad_norm()
+            norms = torch._foreach_norm(grads, 2, torch.float32) if grads else [torch.zeros((), device=self.device)]
+            square = torch.stack(norms).double().square().sum()
+            dist.all_reduce(square, group=one.get_grad_stats_parallel_group())
+            squares.append(square)
+        return math.sqrt(float(sum(squares)))
 
 
 def make_trainable(chunks: Sequence[Any], config: TrainerConfig, *, optimizer_steps: int) -> Training:
@@ -85,25 +104,7 @@ def make_trainable(chunks: Sequence[Any], config: TrainerConfig, *, optimizer_st
     model_config: Any = chunks[0].config
     several = len(chunks) > 1
     model_config.no_sync_func = [one.no_sync for one in wrapped] if several else wrapped[0].no_sync
-    bf16 = config.precision == "bf16"
-    optimizer = get_megatron_optimizer(
-        OptimizerConfig(
-            optimizer="adam",
-            lr=config.lr,
-            min_lr=config.min_lr,
-            weight_decay=config.weight_decay,
-            adam_beta1=config.beta1,
-            adam_beta2=config.beta2,
-            adam_eps=config.eps,
-            clip_grad=config.clip_grad,
-            bf16=bf16,
-            params_dtype=torch.bfloat16 if bf16 else torch.float32,
-            use_distributed_optimizer=True,
-            overlap_param_gather=config.overlap_param_gather,
-        ),
-        wrapped,
-    )
-    _fuse(optimizer)
+    optimizer = _make_optimizer(wrapped, config)
     scheduler = OptimizerParamScheduler(
         optimizer,
         init_lr=0.0,
@@ -120,18 +121,33 @@ def make_trainable(chunks: Sequence[Any], config: TrainerConfig, *, optimizer_st
         use_checkpoint_opt_param_scheduler=False,
         override_opt_param_scheduler=True,
     )
-    return Training(wrapped, optimizer, scheduler)
+    return Training(wrapped, optimizer, scheduler, next(chunks[0].parameters()).device)
 
 
-def _fuse(optimizer: Any) -> None:
-    """Lets torch's Adam update all weights on a CUDA device in one pass over memory.
-
-    Its default there is one pass for each operation of the formula, with temporaries of the weights' size.
-    """
+def _make_optimizer(wrapped: list[Any], config: TrainerConfig) -> Any:
+    bf16 = config.precision == "bf16"
+    settings = OptimizerConfig(
+        optimizer="adam",
+        lr=config.lr,
+        min_lr=config.min_lr,
+        weight_decay=config.weight_decay,
+        adam_beta1=config.beta1,
+        adam_beta2=config.beta2,
+        adam_eps=config.eps,
+        clip_grad=config.clip_grad,
+        bf16=bf16,
+        params_dtype=torch.bfloat16 if bf16 else torch.float32,
+        use_distributed_optimizer=True,
+        overlap_param_gather=config.overlap_param_gather,
+    )
+    # Megatron's own check of this path asks for Transformer Engine, whose place `Adam` takes.
+    settings.use_precision_aware_optimizer_no_fp8_or_ds_fp8 = True
+    optimizer = get_megatron_optimizer(settings, wrapped)
+    states = torch.bfloat16 if config.moment_precision == "bf16" else torch.float32
     for one in optimizer.chained_optimizers:
-        for group in one.optimizer.param_groups if one.optimizer else ():
-            on_cuda = all(parameter.device.type == "cuda" for parameter in group["params"])
-            group["fused"] = on_cuda and isinstance(one.optimizer, torch.optim.Adam)
+        if getattr(one, "optimizer", None) is not None:
+            one.optimizer = Adam(one.optimizer.param_groups, state_dtype=states)
+    return optimizer
 
 
 def _wrap(chunk: Any, config: TrainerConfig) -> DistributedDataParallel:
@@ -140,7 +156,7 @@ def _wrap(chunk: Any, config: TrainerConfig) -> DistributedDataParallel:
     chunk.config.finalize_model_grads_func = _finalize_without_scaling
     settings = DistributedDataParallelConfig(
         use_distributed_optimizer=True,
-        grad_reduce_in_fp32=True,
+        grad_reduce_in_fp32=config.gradient_precision == "fp32",
         overlap_grad_reduce=config.overlap_grad_reduce,
         overlap_param_gather=config.overlap_param_gather,
     )

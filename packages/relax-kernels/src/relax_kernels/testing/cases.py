@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from relax_kernels.testing import attention_cases, delta_rule_cases, expert_cases, logprob_cases, small_cases
+from relax_kernels.testing import (
+    adam_cases,
+    attention_cases,
+    delta_rule_cases,
+    expert_cases,
+    logprob_cases,
+    small_cases,
+)
 from relax_kernels.testing.case import Case
 
 __all__ = ["Case", "parity_cases"]
@@ -10,5 +17,5 @@ __all__ = ["Case", "parity_cases"]
 
 def parity_cases() -> tuple[Case, ...]:
     """Return every case of every operator; names are unique."""
-    sources = (delta_rule_cases, small_cases, attention_cases, logprob_cases, expert_cases)
+    sources = (delta_rule_cases, small_cases, attention_cases, logprob_cases, expert_cases, adam_cases)
     return tuple(case for source in sources for case in source.cases())

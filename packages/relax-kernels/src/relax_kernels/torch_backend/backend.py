@@ -7,6 +7,7 @@ from typing import Any
 
 from relax_kernels.contract import Call
 from relax_kernels.torch_backend import (
+    adam,
     attention,
     conv,
     delta_gates,
@@ -20,6 +21,7 @@ from relax_kernels.torch_backend import (
 )
 
 IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
+    "adamw_step": adam.adamw_step,
     "gated_delta_rule": delta_rule.gated_delta_rule,
     "gated_delta_rule_step": delta_step.gated_delta_rule_step,
     "delta_gates": delta_gates.delta_gates,

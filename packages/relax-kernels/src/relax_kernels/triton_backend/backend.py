@@ -20,6 +20,7 @@ OPERATORS = {
         "triton kernels, chunks of 64; on Hopper with K = V of 64 or 128 their gluon forms",
     ),
     "causal_conv1d": ("conv", "triton kernel"),
+    "adamw_step": ("adam", "triton kernel"),
     "attention": ("attention", "torch's flash attention"),
     "rms_norm": ("norms", "triton kernel"),
     "gated_rms_norm": ("norms", "triton kernel"),

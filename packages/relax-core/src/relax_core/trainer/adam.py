@@ -1,0 +1,111 @@
+"""`Adam`: AdamW as Megatron's distributed optimizer drives it, with as few bytes per weight as wanted.
+
+Megatron has a path for optimizers that keep the float32 weights themselves (its "precision-aware" one, made
+for Transformer Engine's). This one takes that path on every device: gradients are read where data
+parallelism left them, of any dtype; a bfloat16 weight is completed to float32 by 16 more bits instead of a
+copy of 32. Bytes per bfloat16 weight, gradient included: 16 with float32 gradients and states, 10 with
+bfloat16 ones.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, cast
+
+import torch
+from relax_kernels import adamw_step, join_float32, split_float32
+from torch import Tensor
+
+_MASTER = "master_param"
+
+
+class Adam(torch.optim.Optimizer):
+    """AdamW; its state is there from the start.
+
+    Attributes:
+        grad_scale: factor of all gradients in the next step; clipping sets it, at no cost.
+
+    Args:
+        groups: parameter groups: "params", "lr", "weight_decay", "betas", "eps" and whatever their owner
+            keeps there.
+        state_dtype: of both running means, torch.float32 or torch.bfloat16.
+    """
+
+    def __init__(self, groups: Iterable[dict[str, Any]], *, state_dtype: torch.dtype) -> None:
+        # Megatron's shards are views, which torch refuses as parameters when it is asked.
+        super().__init__([torch.zeros(0)], {})
+        self.param_groups = [{**group, "step": group.get("step", 0)} for group in groups]
+        self.grad_scale = 1.0
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                # A weight that is float32 itself is its own master.
+                rest = torch.zeros_like(parameter, dtype=torch.int16) if _split(parameter) else None
+                self.state[parameter] = {
+                    "exp_avg": torch.zeros_like(parameter, dtype=state_dtype),
+                    "exp_avg_sq": torch.zeros_like(parameter, dtype=state_dtype),
+                    _MASTER: parameter.detach() if rest is None else rest,
+                }
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """One step on `decoupled_grad` of every parameter, where Megatron puts the gradient."""
+        for group in self.param_groups:
+            group["step"] += 1
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                adamw_step(
+                    parameter.detach(),
+                    parameter.decoupled_grad,
+                    state["exp_avg"],
+                    state["exp_avg_sq"],
+                    state[_MASTER] if _split(parameter) else None,
+                    step=group["step"],
+                    lr=group["lr"],
+                    beta1=group["betas"][0],
+                    beta2=group["betas"][1],
+                    eps=group["eps"],
+                    weight_decay=group["weight_decay"],
+                    grad_scale=self.grad_scale,
+                )
+        self.grad_scale = 1.0
+
+    def get_unscaled_state(self, parameter: Tensor, name: str) -> Tensor:
+        """A state in float32; `master_param` is the float32 weight (called by Megatron to save)."""
+        stored = cast(Tensor, self.state[parameter][name])
+        if name == _MASTER and _split(parameter):
+            return join_float32(parameter.detach(), stored)
+        return stored.float()
+
+    def set_scaled_state(self, parameter: Tensor, name: str, value: Tensor) -> None:
+        """Takes a state in float32 (called by Megatron to load)."""
+        if name == _MASTER and _split(parameter):
+            upper, value = split_float32(value.to(parameter.device, torch.float32))
+            parameter.detach().copy_(upper)
+        self.state[parameter][name].copy_(value)
+
+    def reload_weights(self) -> None:
+        """Forgets the lower bits: the weights were changed from outside."""
+        for parameter, state in self.state.items():
+            if _split(parameter):
+                state[_MASTER].zero_()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Settings and step count of the groups; each state with the count, as Megatron wants to see it."""
+        groups, number = [], 0
+        states: dict[int, dict[str, Any]] = {}
+        for group in self.param_groups:
+            count = len(group["params"])
+            groups.append({**group, "params": list(range(number, number + count))})
+            for parameter in group["params"]:
+                states[number] = {**self.state[parameter], "step": torch.tensor(float(group["step"]))}
+                number += 1
+        step = float(self.param_groups[0]["step"])
+        return {"state": states or {-1: {"step": torch.tensor(step)}}, "param_groups": groups}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes the groups' settings and step count; the states come through `set_scaled_state`."""
+        for group, loaded in zip(self.param_groups, state_dict["param_groups"], strict=True):
+            group.update({key: value for key, value in loaded.items() if key != "params"})
+            group["step"] = int(group["step"])
+
+
+def _split(parameter: Tensor) -> bool:
+    return parameter.dtype is torch.bfloat16

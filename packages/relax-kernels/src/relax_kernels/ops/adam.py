@@ -1,0 +1,129 @@
+"""AdamW on one tensor, in place, with a float32 weight that may be kept as bfloat16 and 16 more bits.
+
+N elements.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from relax_kernels.check import Checker
+from relax_kernels.contract import Call
+from relax_kernels.registry import implementation
+
+_STATES = (torch.float32, torch.bfloat16)
+
+
+def adamw_step(
+    weight_N: torch.Tensor,
+    grad_N: torch.Tensor,
+    mean_N: torch.Tensor,
+    square_N: torch.Tensor,
+    rest_N: torch.Tensor | None = None,
+    *,
+    step: int,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    grad_scale: float = 1.0,
+    backend: str | None = None,
+) -> None:
+    """One step of AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101, algorithm 2); changes its tensors.
+
+        mean = beta1 mean + (1 - beta1) g;  square = beta2 square + (1 - beta2) g^2,  g = grad_scale grad
+        weight = (1 - lr weight_decay) weight
+                 - lr mean / (1 - beta1^step) / (sqrt(square / (1 - beta2^step)) + eps)
+
+    Everything is computed in float32 (float64 for float64 weights) from the stored values; the new mean and
+    square are used before they are rounded to their dtype. With `rest_N` the weight is a float32 number: its
+    upper 16 bits, rounded to nearest, are the bfloat16 weight, its lower 16 bits are `rest_N`; nothing is
+    lost. See `join_float32` and `split_float32`.
+
+    Args:
+        weight_N: float32 or float64; bfloat16 with `rest_N`.
+        grad_N: float32, bfloat16, or the weight's dtype; not changed.
+        mean_N: running mean of gradients, float32 or bfloat16 (or the weight's dtype).
+        square_N: running mean of squared gradients, mean_N's dtype.
+        rest_N: int16.
+        step: number of this step, from 1.
+        lr: learning rate.
+        beta1: decay of the mean.
+        beta2: decay of the squares.
+        eps: added to the root.
+        weight_decay: decoupled.
+        grad_scale: factor of the gradient, for clipping.
+        backend: name of the backend to use; None lets the registry choose.
+
+    Raises:
+        InvalidInput: shapes or dtypes do not fit together, or a tensor is not contiguous.
+        NoBackend: no backend serves the call.
+    """
+    options = {
+        "step": step,
+        "lr": lr,
+        "beta1": beta1,
+        "beta2": beta2,
+        "eps": eps,
+        "weight_decay": weight_decay,
+        "grad_scale": grad_scale,
+    }
+    call = adamw_step_call(weight_N, grad_N, mean_N, square_N, rest_N, **options)  # type: ignore[arg-type]
+    with torch.no_grad():
+        implementation(call, backend)(weight_N, grad_N, mean_N, square_N, rest_N, **options)
+
+
+def adamw_step_call(
+    weight_N: torch.Tensor,
+    grad_N: torch.Tensor,
+    mean_N: torch.Tensor,
+    square_N: torch.Tensor,
+    rest_N: torch.Tensor | None = None,
+    *,
+    step: int,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    grad_scale: float = 1.0,
+) -> Call:
+    """Check the inputs of `adamw_step` and describe the call."""
+    check = Checker("adamw_step")
+    whole = (torch.float32, torch.float64)
+    check.tensor("weight_N", weight_N, "N", dtypes=whole if rest_N is None else (torch.bfloat16,))
+    check.tensor("grad_N", grad_N, "N", dtypes=(*_STATES, weight_N.dtype))
+    check.tensor("mean_N", mean_N, "N", dtypes=(*_STATES, weight_N.dtype))
+    check.tensor("square_N", square_N, "N", same_dtype_as=mean_N)
+    tensors = [weight_N, grad_N, mean_N, square_N]
+    if rest_N is not None:
+        check.tensor("rest_N", rest_N, "N", dtypes=(torch.int16,))
+        tensors.append(rest_N)
+    check.require(all(x.is_contiguous() for x in tensors), "every tensor must be contiguous")
+    check.require(step >= 1, f"step counts from 1, given {step}")
+    options = {
+        "step": step,
+        "lr": lr,
+        "beta1": beta1,
+        "beta2": beta2,
+        "eps": eps,
+        "weight_decay": weight_decay,
+        "grad_scale": grad_scale,
+    }
+    with torch.no_grad():
+        return check.call(tensors, options)
+
+
+def split_float32(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(bfloat16 nearest to x, halves away from 0; int16 that completes it to x)."""
+    bits = x.contiguous().view(torch.int32)
+    rest = bits.to(torch.int16)
+    upper = ((bits >> 16) + (rest < 0)).to(torch.int16)
+    return upper.view(torch.bfloat16), rest
+
+
+def join_float32(upper: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
+    """The float32 numbers that `split_float32` split, bit for bit."""
+    high = upper.contiguous().view(torch.int16).to(torch.int32) - (rest < 0).to(torch.int32)
+    return ((high << 16) | (rest.to(torch.int32) & 0xFFFF)).view(torch.float32)
