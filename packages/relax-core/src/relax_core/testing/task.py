@@ -79,12 +79,20 @@ def step_samples(row: Row) -> list[list[Sample]]:
 
 
 def full_weights(shapes: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
-    """Random weights by name, the same in every process: every gradient matters, and none explodes."""
+    """Random weights by name, the same in every process: every gradient matters, and none explodes.
+
+    They are numbers of bfloat16, so that a model of either precision starts from the same.
+    """
     generator = torch.Generator().manual_seed(11)
-    return {name: torch.randn(shape, generator=generator) * _spread(name) for name, shape in shapes.items()}
+    return {
+        name: (torch.randn(shape, generator=generator) * _spread(name)).bfloat16().float()
+        for name, shape in shapes.items()
+    }
 
 
 def _spread(name: str) -> float:
     if name.startswith("embedding"):
         return 1.0
-    return 0.3 if "norm" in name or name.endswith(("A_log", "dt_bias", "conv1d.weight")) else 0.1
+    if "norm" in name or name.endswith(("A_log", "dt_bias", "conv1d.weight")):
+        return 0.3
+    return 0.1
