@@ -5,10 +5,10 @@
 
 Starts its own ranks (no torchrun). Each layout trains three optimizer steps on ragged packed samples from the
 same weights. The truth is the same training in float32 on one device. Rounding alone keeps one bfloat16
-device away from it; the bound is that a layout is no further away. In each step, relative to the truth's norm,
-the whole gradient may be 1.5 times as far off as one device's, the tensor that is furthest off 2.5 times as far
-as one device's furthest (the largest of some fifty random errors scatters), and the loss by 0.5 %. One JSON
-line a layout; the exit status is 1 if any is outside.
+device away from it; the bound is that a layout is no further away. In each step, relative to the truth's
+norm, the whole gradient may be 1.5 times as far off as one device's, the tensor that is furthest off 2.5
+times as far as one device's furthest (the largest of some fifty random errors scatters), and the loss by
+0.5 %. One JSON line a layout; the exit status is 1 if any is outside.
 """
 
 from __future__ import annotations

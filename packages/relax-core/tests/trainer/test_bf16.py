@@ -8,6 +8,7 @@ import torch
 from relax_core.algorithms import AlgorithmConfig
 from relax_core.loop.objectives import SftObjective
 from relax_core.trainer.checkpoint import load_checkpoint, save_checkpoint
+from relax_kernels import split_float32
 
 OBJECTIVE = SftObjective(AlgorithmConfig(name="sft"))
 FLOAT32 = ("A_log", "dt_bias", "out_norm.weight")
@@ -57,7 +58,8 @@ def test_ten_steps_follow_float32(pair, samples):
         moved = (exact[name] - start[name]).norm()
         assert moved > 0, name
         assert (main[name] - exact[name]).norm() < 0.05 * moved, name
-        assert torch.equal(main[name].to(parameter.dtype).float(), rounded[name]), name
+        nearest = split_float32(main[name])[0] if parameter.dtype is torch.bfloat16 else main[name]
+        assert torch.equal(nearest.float(), rounded[name]), name
 
 
 def test_steps_below_the_resolution_of_bfloat16_add_up(pair, samples):

@@ -82,7 +82,11 @@ class Training:
         squares = []
         for one in self.optimizer.chained_optimizers:
             grads = one.get_main_grads_for_grad_norm()
-            norms = torch._foreach_norm(grads, 2, torch.float32) if grads else [torch.zeros((), device=self.device)]
+            norms = (
+                torch._foreach_norm(grads, 2, torch.float32)
+                if grads
+                else [torch.zeros((), device=self.device)]
+            )
             square = torch.stack(norms).double().square().sum()
             dist.all_reduce(square, group=one.get_grad_stats_parallel_group())
             squares.append(square)

@@ -1,18 +1,13 @@
 """All corrections, in the order in which they are installed."""
 
-from relax_core.upstream.clip_grads import GRADIENT_PASSES
 from relax_core.upstream.correction import Correction
-from relax_core.upstream.distributed_optimizer import FRESH_STATE, GROUP_ORDER, OWN_STEP, SEPARATE_STEPS
+from relax_core.upstream.distributed_optimizer import GROUP_ORDER
 from relax_core.upstream.import_time import JIT_FUSER
 from relax_core.upstream.moe_router import ROUTER_GEMM
 from relax_core.upstream.recompute import NORM_RECOMPUTE
 
 _ALL: tuple[Correction, ...] = (
-    FRESH_STATE,
-    OWN_STEP,
-    SEPARATE_STEPS,
     GROUP_ORDER,
-    GRADIENT_PASSES,
     ROUTER_GEMM,
     NORM_RECOMPUTE,
     JIT_FUSER,

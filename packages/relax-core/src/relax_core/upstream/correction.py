@@ -26,7 +26,7 @@ class Correction:
     """A named change of one upstream module.
 
     Attributes:
-        name: short and unique, for instance "distributed-optimizer-shared-step".
+        name: short and unique, for instance "distributed-optimizer-group-order".
         module: the dotted name of the module it changes.
         wrong: what goes wrong without it, in one or two sentences.
         versions: the upstream versions it is known to be right for, as a specifier (">=0.16.1,<0.17").
