@@ -5,6 +5,7 @@ Axes: T tokens, D hidden, H query heads, G key/value heads, E head features.
 """
 
 import itertools
+import re
 
 import pytest
 import torch
@@ -143,7 +144,8 @@ def test_detached_parts_get_exactly_no_gradient_and_others_do(cpu_world, config_
 
 def test_the_default_detaches_everything():
     assert MtpConfig().model_dump() == {
-        "loss_coefficient": 0.1, "detach_embedding": True, "detach_trunk": True, "detach_head": True,
+        "loss_coefficient": 0.1, "repeated": 1, "only": False,
+        "detach_embedding": True, "detach_trunk": True, "detach_head": True,
     }  # fmt: skip
 
 
@@ -158,3 +160,21 @@ def test_the_trunk_is_the_same_with_and_without_draft_layers(cpu_world, config_o
     assert torch.equal(with_drafts(tokens_T, layout), without(tokens_T, layout))
     assert without.mtp_depths == 0
     assert without.mtp_hidden(without(tokens_T, layout), [], layout) == []
+
+
+def test_a_repeated_layer_gives_what_several_layers_of_its_weights_give(cpu_world, config_of):
+    _, several = build(config_of, 3)
+    _, one = build(config_of, 1, mtp=MtpConfig(repeated=3))
+    named = dict(one.named_parameters())
+    with torch.no_grad():
+        for name, parameter in several.named_parameters():
+            parameter.copy_(named[re.sub(r"mtp.layers.\d", "mtp.layers.0", name)])
+    layout, tokens_T = PackedLayout.build(LENGTHS), torch.randint(0, 96, (sum(LENGTHS),))
+    hidden_TD, ahead_T = one(tokens_T, layout), ahead(tokens_T, layout, 3)
+    assert one.mtp_depths == 3
+    got, wanted = one.mtp_hidden(hidden_TD, ahead_T, layout), several.mtp_hidden(hidden_TD, ahead_T, layout)
+    assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+    sum(h.sum() for h in got).backward()
+    sum(h.sum() for h in wanted).backward()
+    gradient = sum(layer.eh_proj.weight.grad for layer in several.mtp.layers)
+    torch.testing.assert_close(one.mtp.layers[0].eh_proj.weight.grad, gradient, rtol=1e-5, atol=1e-5)

@@ -142,3 +142,35 @@ def test_a_gradient_that_is_not_finite_stops_the_run_and_leaves_the_weights(make
     values = trainer.step(samples, SftObjective(AlgorithmConfig(name="sft"))).values
     assert values["lr"] == pytest.approx(5e-3)
     assert math.isfinite(values["grad_norm"])
+
+
+def test_draft_layers_alone_train_like_beside_the_trunk_and_leave_it_as_it_is(
+    make_trainer, samples, objective
+):
+    both = make_trainer(mtp=MtpConfig(loss_coefficient=0.5), mtp_layers=2, clip_grad=0)
+    alone = make_trainer(mtp=MtpConfig(loss_coefficient=0.5, only=True), mtp_layers=2, clip_grad=0)
+    before = {name: parameter.detach().clone() for name, parameter in alone.model.named_parameters()}
+    wanted, got = both.step(samples, objective).values, alone.step(samples, objective).values
+    shared = {name: value for name, value in wanted.items() if name not in ("loss", "grad_norm")}
+    assert {name: got[name] for name in shared} == pytest.approx(shared)
+    assert got["loss"] == pytest.approx(0.25 * (got["mtp_loss_0"] + got["mtp_loss_1"]))
+    expected = gradients(both)
+    for name, gradient in gradients(alone).items():
+        assert name.startswith("mtp.")
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-5, atol=1e-7)
+    changed = {n for n, p in alone.model.named_parameters() if not torch.equal(before[n], p)}
+    assert changed == {name for name in before if name.startswith("mtp.")}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"mtp_layers": 0, "mtp": MtpConfig(only=True)}, "the model has 0 draft depths"),
+        ({"mtp": MtpConfig(only=True, loss_coefficient=0)}, "a coefficient above 0"),
+        ({"mtp": MtpConfig(only=True), "overlap_grad_reduce": True}, "set overlap_grad_reduce and"),
+        ({"mtp_layers": 2, "mtp": MtpConfig(repeated=2)}, "set mtp.repeated to 1"),
+    ],
+)
+def test_draft_settings_that_do_not_fit_are_refused(make_trainer, options, words):
+    with pytest.raises(ValueError, match=words):
+        make_trainer(**options)

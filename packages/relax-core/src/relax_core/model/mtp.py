@@ -97,7 +97,7 @@ class DraftLayer(MegatronModule):  # type: ignore[misc]
 
 
 class MultiTokenPrediction(MegatronModule):  # type: ignore[misc]
-    """Draft layers of every depth, each with its own weights.
+    """Draft layers of every depth, each with its own weights; a single one may serve several depths.
 
     Args:
         config: Megatron's config.
@@ -129,7 +129,8 @@ class MultiTokenPrediction(MegatronModule):  # type: ignore[misc]
             context: segments and rotary angles.
         """
         hidden = []
-        for layer, embedding_T1D in zip(self.layers, embeddings_T1D, strict=True):
+        for depth, embedding_T1D in enumerate(embeddings_T1D):
+            layer = self.layers[depth % len(self.layers)]
             hidden_T1D = layer(embedding_T1D, hidden_T1D, context)
             hidden.append(hidden_T1D)
         return hidden

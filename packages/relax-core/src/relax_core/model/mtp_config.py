@@ -9,6 +9,14 @@ class MtpConfig(Section):
     loss_coefficient: float = setting(
         0.1, "Weight of the draft layers' loss, shared equally by the depths; 0 leaves them untrained.", ge=0
     )
+    repeated: int = setting(
+        1,
+        "Depths for which one draft layer is applied again and again; 1 gives each draft layer of the "
+        "checkpoint one depth.",
+        unit="depths",
+        ge=1,
+    )
+    only: bool = setting(False, "Trains the draft layers alone: trunk, embedding and head stay as they are.")
     detach_embedding: bool = setting(True, "Keep the draft loss's gradient out of the token embedding.")
     detach_trunk: bool = setting(True, "Keep the draft loss's gradient out of the trunk's hidden states.")
     detach_head: bool = setting(True, "Keep the draft loss's gradient out of the output head.")

@@ -63,6 +63,11 @@ class Qwen35Model(LanguageModule):  # type: ignore[misc]
         self.post_process = post_process
         self.vp_stage = vp_stage
         self.share_embeddings_and_output_weights = model.tied
+        if mtp.repeated > 1 and model.mtp_layers != 1:
+            raise ValueError(
+                f"mtp.repeated is {mtp.repeated} and the model has {model.mtp_layers} draft layers: only a "
+                "single one is applied again and again; set mtp.repeated to 1"
+            )
         self.mtp_process = post_process and model.mtp_layers > 0
         if pre_process or self.mtp_process:
             self.embedding = LanguageModelEmbedding(
@@ -104,9 +109,14 @@ class Qwen35Model(LanguageModule):  # type: ignore[misc]
         return cast(torch.Tensor, self.output_layer.weight) if self.post_process else None
 
     @property
+    def depths(self) -> int:
+        """Draft depths of the whole model, on whichever stage."""
+        return self.model_config.mtp_layers * self.mtp_config.repeated
+
+    @property
     def mtp_depths(self) -> int:
-        """Draft layers on this stage."""
-        return self.model_config.mtp_layers if self.mtp_process else 0
+        """Draft depths on this stage."""
+        return self.depths if self.mtp_process else 0
 
     def set_input_tensor(self, input_tensor: torch.Tensor | list[torch.Tensor]) -> None:
         """Takes the hidden states of the stage before (called by Megatron's schedules)."""

@@ -36,17 +36,23 @@ ROWS: tuple[Row, ...] = (
     Row("tp2-sp", 2, _SP, quick=True),
     Row("tp2-sp-mtp2-policy", 2, _SP, mtp=2, draft=_JOINED, objective="policy"),
     Row("tp2-sp-mtp1-tied", 2, _SP, mtp=1, model=_TIED),
+    Row("tp2-sp-mtp3", 2, _SP, mtp=3, draft=_JOINED),
+    Row("tp2-sp-mtp1-repeated2", 2, _SP, mtp=1, draft={"repeated": 2}),
+    Row("tp2-sp-mtp1-only", 2, _SP, mtp=1, draft={"only": True}),
     # Data parallel; gradients and weights travel with and without overlap.
     Row("dp2", 2, quick=True),
     Row("dp2-mtp2-policy", 2, mtp=2, objective="policy"),
     Row("dp2-overlap-reduce", 2, trainer=_OVERLAP, mtp=1),
     Row("dp2-overlap-both", 2, trainer=_OVERLAP_BOTH, mtp=1),
+    Row("dp2-mtp1-only", 2, mtp=1, draft={"only": True}),
     # Pipelines, in order and interleaved.
     Row("pp2", 2, _PP, quick=True),
     Row("pp2-tied", 2, _PP, model=_TIED),
     Row("pp2-mtp1", 2, _PP, mtp=1),
     Row("pp2-mtp2-joined", 2, _PP, mtp=2, draft=_JOINED, objective="policy"),
     Row("pp2-mtp1-tied-joined", 2, _PP, mtp=1, **_TIED_JOINED),
+    Row("pp2-mtp1-repeated3-joined", 2, _PP, mtp=1, draft={**_JOINED, "repeated": 3}),
+    Row("pp2-mtp2-only", 2, _PP, mtp=2, draft={"only": True}),
     Row("pp2-chunks2", 2, _INTERLEAVED),
     Row("pp2-chunks2-mtp2-tied-joined", 2, _INTERLEAVED, layers=8, mtp=2, **_TIED_JOINED),
     # Context parallel, both ways for each kind of layer.

@@ -49,6 +49,10 @@ class Training:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
 
+    def reduce(self) -> None:
+        """Completes gradients over ranks, where no schedule of Megatron's did."""
+        finalize_model_grads(list(self.chunks))
+
     def step(self) -> tuple[float, float]:
         """Applies the accumulated gradients. Returns (gradient norm before clipping, learning rate used).
 
@@ -69,7 +73,7 @@ class Training:
         for adam in self.adams:
             adam.grad_scale = limit / grad_norm if 0 < limit < grad_norm else 1.0
         self.optimizer.step_with_ready_grads()
-        return grad_norm, self.scheduler.optimizer.param_groups[0]["lr"]
+        return grad_norm, float(self.scheduler.get_lr({}))
 
     @property
     def adams(self) -> list[Adam]:

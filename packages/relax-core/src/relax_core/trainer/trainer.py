@@ -4,7 +4,7 @@ Axes: L tokens of one sample, T packed positions, S scored positions, D hidden.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import tee
 from typing import Any
@@ -70,11 +70,17 @@ class Trainer:
         self.config = config
         self.device = device
         self.mtp = mtp
+        _check_drafts(self.chunks[-1], mtp, config)
         self.ranks = Ranks.here(parallel)
         last = self.chunks[-1]
         if last.mtp_depths and mtp.loss_coefficient == 0:
             # Weight decay would shrink them all the same.
             last.mtp.requires_grad_(False)
+        if mtp.only:
+            for chunk in self.chunks:
+                chunk.requires_grad_(False)
+            if last.mtp_depths:
+                last.mtp.requires_grad_(True)
         self.training: Training = make_trainable(self.chunks, config, optimizer_steps=optimizer_steps)
 
     @property
@@ -136,8 +142,12 @@ class Trainer:
             self.training.chunks,
             partial(self._loss, objective=objective, reducer=reducer, balance=balance),
             draft_depths=depths,
+            # Draft layers alone lie on the last stage, which takes their gradient as it goes.
+            forward_only=self.mtp.only,
             balance=balance,
         )
+        if self.mtp.only:
+            self.training.reduce()
         # Read before the weights move: the host need not wait for that, and begins the next step meanwhile.
         values = total_metrics(reports, self.ranks) | (balance.metrics() if balance else {})
         grad_norm, lr = self.training.step()
@@ -178,7 +188,8 @@ class Trainer:
 
         def forward(batches: Iterator[MicroBatch], model: Any) -> tuple[Tensor, Callable[..., Any]]:
             batch = next(batches)
-            hidden = model(batch.tokens_T, batch.layout, balance=balance if batch.members else None)
+            with torch.set_grad_enabled(torch.is_grad_enabled() and not self.mtp.only):
+                hidden = model(batch.tokens_T, batch.layout, balance=balance if batch.members else None)
             return hidden, partial(loss, batch=batch)
 
         reports: list[Mapping[str, Tensor]] = get_forward_backward_func()(
@@ -205,7 +216,7 @@ class Trainer:
 
     @property
     def _draft_depths(self) -> int:
-        return self.chunks[-1].model_config.mtp_layers if self.mtp.loss_coefficient > 0 else 0
+        return self.chunks[-1].depths if self.mtp.loss_coefficient > 0 else 0
 
     def _balance(self, samples: Sequence[Sample], depths: int) -> LoadBalance | None:
         return LoadBalance.of(
@@ -253,10 +264,29 @@ class Trainer:
             ranks=self.ranks,
             balance=balance if batch.members else None,
         )
-        loss, shares = reducer.reduce([*terms.terms, *drafts])
+        trunk = [replace(term, coefficient=0.0) for term in terms.terms] if self.mtp.only else terms.terms
+        loss, shares = reducer.reduce([*trunk, *drafts])
+        if self.mtp.only:
+            loss.backward()  # type: ignore[no-untyped-call]
         maxima = {f"{name}_max": value.detach() for name, value in terms.maxima.items()}
         # The count only feeds Megatron's own division, which is off.
         return loss, loss.new_zeros((), dtype=torch.int), {"loss": loss.detach(), **shares, **maxima}
+
+
+def _check_drafts(model: Qwen35Model, mtp: MtpConfig, config: TrainerConfig) -> None:
+    if not mtp.only:
+        return
+    if not model.depths or mtp.loss_coefficient == 0:
+        raise ValueError(
+            f"mtp.only trains draft layers alone, but the model has {model.depths} draft depths and "
+            f"mtp.loss_coefficient is {mtp.loss_coefficient:g}: use a checkpoint with draft layers and a "
+            "coefficient above 0, or set mtp.only to false"
+        )
+    if config.overlap_grad_reduce:
+        raise ValueError(
+            "mtp.only is true and trainer.overlap_grad_reduce too: the few gradients of draft layers are not "
+            "overlapped; set overlap_grad_reduce and overlap_param_gather to false"
+        )
 
 
 def _chunks(model: Chunks) -> list[Qwen35Model]:
