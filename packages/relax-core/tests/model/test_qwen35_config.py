@@ -43,7 +43,8 @@ def test_older_spellings_are_read(config_of):
     ("change", "text"),
     [
         ({"num_experts": 8}, "num_experts is set: models with experts are of type 'qwen3_5_moe_text'"),
-        ({"vision_config": {}}, "only text models"),
+        ({"model_type": "qwen3_5"}, "model_type is 'qwen3_5': only"),
+        ({"model_type": "llama", "text_config": {}}, "model_type is 'llama': only"),
         ({"model_type": "llama"}, "model_type is 'llama': only 'qwen3_5_text' and 'qwen3_5_moe_text'"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type is 'yarn': only 'default'"),
         ({"rope_scaling": {"type": "linear"}, "rope_parameters": None}, "rope_type is 'linear'"),
@@ -70,6 +71,22 @@ def test_older_spellings_are_read(config_of):
 def test_what_cannot_be_built_is_refused_by_name(config_of, change, text):
     with pytest.raises(UnsupportedModelError, match=text):
         Qwen35Config.from_hf(config_of(**change))
+
+
+def test_the_text_model_inside_a_model_with_vision_is_read(config_of, moe_config_of):
+    from transformers import Qwen3_5MoeConfig
+
+    whole = Qwen3_5MoeConfig(
+        text_config={"rope_parameters": {"rope_type": "default", "mrope_section": [11, 11, 10]}}
+    ).to_dict()
+    read = Qwen35Config.from_hf(whole)
+    assert (read.experts, read.experts_per_token, read.num_layers) == (256, 8, 40)
+    for kind, plain in (("qwen3_5", config_of()), ("qwen3_5_moe", moe_config_of())):
+        inner = {key: value for key, value in plain.items() if key != "tie_word_embeddings"}
+        for tied in (False, True):
+            nested = {"model_type": kind, "vision_config": {}, "text_config": inner}
+            nested["tie_word_embeddings"] = tied
+            assert Qwen35Config.from_hf(nested) == Qwen35Config.from_hf(plain | {"tie_word_embeddings": tied})
 
 
 @pytest.mark.parametrize(

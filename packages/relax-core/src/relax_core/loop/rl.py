@@ -26,6 +26,7 @@ from relax_core.loop.sampler import Sampler
 from relax_core.loop.session import Session
 from relax_core.loop.stop_tokens import stop_token_ids
 from relax_core.loop.weights import update_engine
+from relax_core.model.config import text_part
 from relax_core.run import Recorder
 from relax_core.trainer.sample import Sample
 from relax_core.trainer.trainer import StepMetrics
@@ -202,7 +203,7 @@ def open_task(config: RelaxConfig, session: Session) -> Task:
         DataError: the data cannot be read, or do not fit the model.
         ValueError: the checkpoint names no end-of-text token.
     """
-    facts = session.source.config
+    facts = text_part(session.source.config)
     vocab_size, context = int(facts["vocab_size"]), facts.get("max_position_embeddings")
     stops = stop_token_ids(session.source.path, session.tokenizer, vocab_size=vocab_size)
     data = load_prompts(config.data, session.tokenizer, seed=config.run.seed)

@@ -16,6 +16,7 @@ from relax_core.loop.metrics import training_metrics
 from relax_core.loop.objectives import SftObjective
 from relax_core.loop.rl import split_groups
 from relax_core.loop.session import Session
+from relax_core.model.config import text_part
 from relax_core.run import Recorder
 from relax_core.trainer.sample import Sample
 
@@ -29,7 +30,7 @@ class SftLoop:
         self._recorder = recorder
         self._data = load_samples(config.data, session.tokenizer, seed=config.run.seed)
         for examples in (self._data.train, self._data.held_out):
-            refuse_unfit(examples, vocab_size=int(session.source.config["vocab_size"]))
+            refuse_unfit(examples, vocab_size=int(text_part(session.source.config)["vocab_size"]))
         self._stream = self._data.stream()
 
     def step(self, step: int) -> StepResult:

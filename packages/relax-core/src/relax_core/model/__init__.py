@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from relax_core.model.build import build_model
     from relax_core.model.config import Qwen35Config, UnsupportedModelError
     from relax_core.model.mtp_config import MtpConfig
+    from relax_core.model.placement import named_weights
     from relax_core.model.qwen35 import Qwen35Model
-    from relax_core.model.weights import named_weights
 __all__ = [
     "LoadBalance",
     "MtpConfig",
@@ -33,6 +33,6 @@ __getattr__ = lazy_names(
         "Qwen35Model": "qwen35",
         "UnsupportedModelError": "config",
         "build_model": "build",
-        "named_weights": "weights",
+        "named_weights": "placement",
     },
 )

@@ -71,10 +71,14 @@ class Qwen35Config:
     def from_hf(cls, config: Mapping[str, Any]) -> "Qwen35Config":
         """Reads the content of a `config.json` of model type `qwen3_5_text` or `qwen3_5_moe_text`.
 
+        Of a model with vision (`qwen3_5`, `qwen3_5_moe`, as published) the text model is read; what sees is
+        not built.
+
         Raises:
-            UnsupportedModelError: listing every setting that this trainer does not build (vision,
-                quantised weights, other rotary types, biases, dropout, ...) and what is allowed instead.
+            UnsupportedModelError: listing every setting that this trainer does not build (quantised weights, other
+                rotary types, biases, dropout, ...) and what is allowed instead.
         """
+        config = text_part(config)
         problems = list(_unsupported(config))
         if problems:
             raise UnsupportedModelError(
@@ -147,8 +151,6 @@ def _unsupported(config: Mapping[str, Any]) -> Sequence[str]:
     moe = _is_moe(config)
     if not moe and config.get("num_experts"):
         found.append(f"num_experts is set: models with experts are of type {_MODEL_TYPES[1]!r}, not {kind!r}")
-    if "vision_config" in config or "text_config" in config:
-        found.append("vision_config or text_config is set: only text models are supported")
     if config.get("quantization_config"):
         found.append(
             "quantization_config is set: only float weights are supported; dequantise the checkpoint"
@@ -248,6 +250,16 @@ def _wrong_experts(config: Mapping[str, Any]) -> Sequence[str]:
             "are supported"
         )
     return found
+
+
+def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The text model's settings; around it, a model with vision says whether the head is the embedding."""
+    kind, text = config.get("model_type"), config.get("text_config")
+    if f"{kind}_text" not in _MODEL_TYPES or not isinstance(text, Mapping):
+        return config
+    tied = {"tie_word_embeddings": config.get("tie_word_embeddings", False)}
+    outer = {key: config[key] for key in ("quantization_config",) if key in config}
+    return {"model_type": f"{kind}_text", **text, **tied, **outer}
 
 
 def _is_moe(config: Mapping[str, Any]) -> bool:

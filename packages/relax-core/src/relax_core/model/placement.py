@@ -107,6 +107,14 @@ class Placement:
         return group, group.size(), group.rank()
 
 
+def named_weights(model: Qwen35Model) -> Iterator[tuple[str, Tensor]]:
+    """This rank's weights, detached, as the weight map calls them; experts one by one.
+
+    Writing into one writes into the model.
+    """
+    return ((name, part.of(part.parameter.detach())) for name, part in _parts(model))
+
+
 def _parts(chunk: Qwen35Model) -> Iterator[tuple[str, Part]]:
     for name, parameter in chunk.named_parameters():
         whole = _whole_name(chunk, name)

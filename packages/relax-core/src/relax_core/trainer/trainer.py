@@ -16,6 +16,7 @@ from torch import Tensor
 from relax_core.device import ParallelConfig
 from relax_core.loss import LossReducer
 from relax_core.model import LoadBalance, MtpConfig, Qwen35Model
+from relax_core.model.cost import sample_cost
 from relax_core.packing import plan_micro_batches
 from relax_core.trainer.config import TrainerConfig
 from relax_core.trainer.drafts import draft_denominators, draft_terms
@@ -211,6 +212,7 @@ class Trainer:
             self.config.micro_batch_tokens,
             ranks=self.ranks.data_size,
             multiple_of=parallel.pipeline if parallel.pipeline_chunks > 1 else 1,
+            cost=sample_cost(self.chunks[-1].model_config),
         )
         return plan[self.ranks.data_rank]
 
