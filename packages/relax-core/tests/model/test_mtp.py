@@ -62,18 +62,35 @@ def draft_layer(w, hidden_TD, embedding_TD, config):
     scores = scores.masked_fill(torch.ones(tokens, tokens, dtype=torch.bool).triu(1), float("-inf"))
     out = torch.einsum("hts,she->the", scores.softmax(-1), v.repeat_interleave(per, 1)).reshape(tokens, -1)
     x = x + (out * gate.reshape(tokens, -1).sigmoid()) @ w[a + "linear_proj.weight"].T
-    y = (
-        norm(x, w["transformer_layer.pre_mlp_layernorm.weight"])
-        @ w["transformer_layer.mlp.linear_fc1.weight"].T
-    )
-    g, u = y.chunk(2, -1)
-    x = x + (F.silu(g) * u) @ w["transformer_layer.mlp.linear_fc2.weight"].T
+    mlp = {n.removeprefix("transformer_layer.mlp."): p for n, p in w.items() if ".mlp." in n}
+    x = x + feed_forward(mlp, norm(x, w["transformer_layer.pre_mlp_layernorm.weight"]))
     return norm(x, w["final_layernorm.weight"])
 
 
-@pytest.mark.parametrize("depths", [1, 2, 3])
-def test_every_depth_equals_an_independent_forward_pass(cpu_world, config_of, depths):
-    config, model = build(config_of, depths, mtp=MtpConfig(detach_embedding=False, detach_trunk=False))
+def feed_forward(w, x_TD):
+    """A dense feed-forward, or one with experts, each token taking two."""
+    if "router.weight" not in w:
+        return swiglu(x_TD, w["linear_fc1.weight"], w["linear_fc2.weight"])
+    share_TK, expert_TK = (x_TD @ w["router.weight"].T).softmax(-1).topk(2, dim=-1)
+    share_TK = share_TK / share_TK.sum(-1, keepdim=True)
+    fc1, fc2 = w["experts.linear_fc1.weight"], w["experts.linear_fc2.weight"]
+    routed = [
+        sum(share * swiglu(x, fc1[e], fc2[e]) for share, e in zip(shares, experts, strict=True))
+        for x, shares, experts in zip(x_TD, share_TK, expert_TK.tolist(), strict=True)
+    ]
+    shared = swiglu(x_TD, w["shared_experts.linear_fc1.weight"], w["shared_experts.linear_fc2.weight"])
+    return torch.stack(routed) + (x_TD @ w["shared_experts.gate_weight"].T).sigmoid() * shared
+
+
+def swiglu(x, gate_up, down):
+    g, u = (x @ gate_up.T).chunk(2, -1)
+    return (F.silu(g) * u) @ down.T
+
+
+@pytest.mark.parametrize(("depths", "family"), [(1, "dense"), (2, "dense"), (3, "dense"), (2, "moe")])
+def test_every_depth_equals_an_independent_forward_pass(cpu_world, config_of, moe_config_of, depths, family):
+    make = moe_config_of if family == "moe" else config_of
+    config, model = build(make, depths, mtp=MtpConfig(detach_embedding=False, detach_trunk=False))
     layout = PackedLayout.build(LENGTHS, pad_to_multiple=8)
     samples = [torch.randint(0, 96, (n,)) for n in LENGTHS]
     tokens_T = layout.pack(samples, dtype=torch.int64)

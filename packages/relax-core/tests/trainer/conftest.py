@@ -10,12 +10,14 @@ from relax_core.trainer.trainer import Trainer
 
 
 @pytest.fixture
-def make_trainer(cpu_world, config_of):
+def make_trainer(cpu_world, config_of, moe_config_of):
     """Makes trainers with the same random weights; keywords are settings of `TrainerConfig`."""
 
-    def make(*, mtp_layers: int = 1, steps: int = 10, mtp: MtpConfig | None = None, **settings) -> Trainer:
+    def make(
+        *, mtp_layers: int = 1, steps: int = 10, mtp: MtpConfig | None = None, moe: bool = False, **settings
+    ) -> Trainer:
         seed_all(get_device("cpu"), 5)
-        sizes = Qwen35Config.from_hf(config_of(mtp_num_hidden_layers=mtp_layers))
+        sizes = Qwen35Config.from_hf((moe_config_of if moe else config_of)(mtp_num_hidden_layers=mtp_layers))
         mtp = mtp or MtpConfig()
         config = TrainerConfig(**{"lr": 1e-2, "precision": "fp32", **settings})
         dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32

@@ -22,15 +22,20 @@ def weights(trainer):
     return {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
 
 
-@pytest.mark.parametrize("mtp", [MtpConfig(), MtpConfig(loss_coefficient=0)], ids=["drafts", "frozen drafts"])
-def test_going_on_from_a_checkpoint_equals_never_having_stopped(make_trainer, samples, tmp_path, mtp):
-    through = make_trainer(schedule="cosine", warmup_steps=2, mtp=mtp)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"mtp": MtpConfig(loss_coefficient=0)}, {"moe": True, "balance_coefficient": 0.1}],
+    ids=["drafts", "frozen drafts", "experts"],
+)
+def test_going_on_from_a_checkpoint_equals_never_having_stopped(make_trainer, samples, tmp_path, options):
+    options = {"schedule": "cosine", "warmup_steps": 2, **options}
+    through = make_trainer(**options)
     for _ in range(2):
         through.step(samples, OBJECTIVE)
     save_checkpoint(tmp_path, 2, through, {"cursor": {"position": 7}}, keep=2)
     expected = [through.step(samples, OBJECTIVE).values for _ in range(3)]
 
-    resumed = make_trainer(schedule="cosine", warmup_steps=2, mtp=mtp)
+    resumed = make_trainer(**options)
     assert load_checkpoint(tmp_path / "step_2", resumed) == {"cursor": {"position": 7}}
     assert [resumed.step(samples, OBJECTIVE).values for _ in range(3)] == expected
     first, second = weights(through), weights(resumed)

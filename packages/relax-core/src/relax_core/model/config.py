@@ -75,8 +75,8 @@ class Qwen35Config:
         not built.
 
         Raises:
-            UnsupportedModelError: listing every setting that this trainer does not build (quantised weights, other
-                rotary types, biases, dropout, ...) and what is allowed instead.
+            UnsupportedModelError: listing every setting that this trainer does not build (quantised
+                weights, other rotary types, biases, dropout, ...) and what is allowed instead.
         """
         config = text_part(config)
         problems = list(_unsupported(config))
