@@ -142,6 +142,25 @@ def e2e(session: nox.Session) -> None:
 
 
 @nox.session(python=PYTHON)
+def sglang_cpu(session: nox.Session) -> None:
+    """Real SGLang on the CPU: the contract of engines, weight updates, drafts, the trainer on top of it.
+
+    The wheel is the published one, unmodified, in an environment of its own.
+    """
+    rollout = Path("packages/relax-rollout")
+    pinned = str(rollout / "requirements" / "sglang-cpu.txt")
+    session.install("--no-config", "-r", pinned)
+    session.install(
+        "--no-config", "--no-deps", "-r", str(rollout / "requirements" / "sglang-cpu-no-deps.txt")
+    )
+    editable = [arg for name in PACKAGES for arg in ("-e", f"packages/{name}")]
+    session.install("--no-config", "-c", pinned, "--group", "test", *editable)
+    real = {"RELAX_TEST_SGLANG": "1"}
+    run_pytest(session, str(rollout / "tests" / "contract"), "-k", "sglang", env=real)
+    run_pytest(session, str(rollout / "tests" / "sglang"), "tests/test_sglang_run.py", env=real)
+
+
+@nox.session(python=PYTHON)
 def lock(session: nox.Session) -> None:
     """Resolves everything afresh and writes the exact pins into the root pyproject.toml."""
     session.run("python", "scripts/pins.py", "--write")

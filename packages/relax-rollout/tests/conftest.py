@@ -5,8 +5,10 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -104,6 +106,48 @@ class Models:
 @pytest.fixture(scope="session")
 def models(tmp_path_factory) -> Models:
     return Models(tmp_path_factory.mktemp("models"))
+
+
+class SglangServers:
+    """Servers that stay for the session, by what they serve; the one used longest ago makes room."""
+
+    MOST = 1
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._running: dict[str, tuple[str, Any]] = {}
+
+    def url(self, model: Path, **options: Any) -> str:
+        from relax_rollout.engines.sglang import launch, view
+        from relax_rollout.engines.sglang.config import SglangConfig
+        from relax_rollout.engines.sglang.process import Process, free_port
+
+        key = f"{model} {sorted(options.items())}"
+        if key in self._running and self._running[key][1].code is None:
+            self._running[key] = self._running.pop(key)
+            return self._running[key][0]
+        while len(self._running) >= self.MOST:
+            self._running.pop(next(iter(self._running)))[1].end()
+        config = SglangConfig(model, **({"max_rows": 256, "dtype": "float32"} | options))
+        folder = Path(tempfile.mkdtemp(dir=self._root))
+        port = free_port()
+        served = view.write_view(model, folder)
+        environment = launch.environment(config) | options.pop("environment", {})
+        log = self._root / f"server-{port}.log"
+        process = Process(launch.command(config, served, port), environment, log)
+        self._running[key] = (f"http://127.0.0.1:{port}", process)
+        return self._running[key][0]
+
+    def close(self) -> None:
+        for _, process in self._running.values():
+            process.end()
+
+
+@pytest.fixture(scope="session")
+def sglang_servers(tmp_path_factory) -> Iterator[SglangServers]:
+    servers = SglangServers(tmp_path_factory.mktemp("sglang"))
+    yield servers
+    servers.close()
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,10 @@ from relax_rollout.registry import available_engines, create_engine
 from relax_rollout.requests import (
     SEED_LIMIT,
     Completion,
+    DraftCounts,
     FinishReason,
     InvalidRequestError,
+    PauseMode,
     Request,
     SamplingParams,
 )
@@ -23,11 +25,13 @@ __version__ = version("relax-rollout")
 __all__ = [
     "SEED_LIMIT",
     "Completion",
+    "DraftCounts",
     "EngineError",
     "EngineStateError",
     "FinishReason",
     "Health",
     "InvalidRequestError",
+    "PauseMode",
     "Request",
     "RolloutEngine",
     "SamplingParams",

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from relax_rollout.requests import Completion, Request
+from relax_rollout.requests import Completion, PauseMode, Request
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -119,8 +119,14 @@ class RolloutEngine(Protocol):
         """
         ...
 
-    async def pause(self) -> None:
-        """Stop drawing tokens once the present step ends; requests stay where they are and new ones wait."""
+    async def pause(self, mode: PauseMode = "keep") -> None:
+        """Stop drawing tokens once the present step ends; new requests wait.
+
+        Args:
+            mode: what becomes of the requests in flight: "keep" leaves them with their caches, "recompute"
+                drops the caches (the tokens stay and are computed anew after :meth:`resume`), "abort" ends
+                them with what they have.
+        """
         ...
 
     async def resume(self) -> None:

@@ -6,6 +6,9 @@ from typing import Literal
 
 FinishReason = Literal["stop", "length", "abort"]
 
+PauseMode = Literal["keep", "recompute", "abort"]
+"""What becomes of requests in flight: their caches stay, or are dropped and computed anew, or they end."""
+
 SEED_LIMIT = 2**63
 """Seeds are whole numbers in [0, SEED_LIMIT)."""
 
@@ -80,14 +83,18 @@ class Request:
         prompt_ids: token ids of the prompt, at least one. Requests of one call that share a prompt share its
             prefill.
         sampling: how tokens are drawn.
+        top_logprobs: how many of the most probable tokens to give with each token drawn.
+        logprob_ids: token ids whose log-probs to give with each token drawn.
 
     Raises:
-        InvalidRequestError: an empty id or prompt, or a token id that is not a whole number of at least 0.
+        InvalidRequestError: an empty id or prompt, or a number that is not a whole one of at least 0.
     """
 
     id: str
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
+    top_logprobs: int = 0
+    logprob_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.id:
@@ -102,6 +109,40 @@ class Request:
         for token in self.prompt_ids:
             if type(token) is not int or token < 0:
                 _require_int(f"a prompt token id of request {self.id!r}", token, 0)
+        _require_int(f"top_logprobs of request {self.id!r}", self.top_logprobs, 0)
+        object.__setattr__(self, "logprob_ids", tuple(self.logprob_ids))
+        for token in self.logprob_ids:
+            _require_int(f"a token id of logprob_ids of request {self.id!r}", token, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftCounts:
+    """What speculative decoding did for a completion, or for several.
+
+    Args:
+        steps: verifications by the model.
+        drafted: tokens proposed to it.
+        accepted: of these, the ones that stood.
+    """
+
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+    def __add__(self, other: "DraftCounts") -> "DraftCounts":
+        return DraftCounts(
+            self.steps + other.steps, self.drafted + other.drafted, self.accepted + other.accepted
+        )
+
+    @property
+    def rate(self) -> float:
+        """Share of the drafted tokens that stood; 0 if none was drafted."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def length(self) -> float:
+        """Tokens per verification: the accepted ones and the one the model drew itself."""
+        return 1 + self.accepted / self.steps if self.steps else 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +157,11 @@ class Completion:
             temperature 1.
         versions: for each token the version of the weights that produced it.
         finish_reason: "stop" (a stop token), "length" (max_new_tokens) or "abort".
+        top_logprobs: for each token the (token id, log-prob) pairs of the request's ``top_logprobs`` most
+            probable ones, most probable first; empty if none were asked for.
+        id_logprobs: for each token the log-probs of the request's ``logprob_ids``, in their order; empty if
+            none were asked for.
+        drafts: what speculative decoding did; None without it.
     """
 
     request_id: str
@@ -123,3 +169,6 @@ class Completion:
     logprobs: tuple[float, ...]
     versions: tuple[int, ...]
     finish_reason: FinishReason
+    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
+    id_logprobs: tuple[tuple[float, ...], ...] = ()
+    drafts: DraftCounts | None = None

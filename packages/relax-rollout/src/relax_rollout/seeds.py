@@ -37,6 +37,11 @@ def derive_seed(base: int, *path: int) -> int:
     return _mix((state + _GAMMA) & _WORD) % SEED_LIMIT
 
 
+def stream_of(seed: int) -> int:
+    """The 64-bit word from which :func:`uniforms` counts the places of ``seed``."""
+    return _mix((seed + _GAMMA) & _WORD)
+
+
 def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.float32]:
     """One uniform number per row.
 

@@ -1,29 +1,38 @@
 """The engines of the contract suite: each test here runs on all of them, through the protocol alone."""
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from relax_rollout import Completion, Request, RolloutEngine, SamplingParams, create_engine
+from safetensors.torch import load_file
 
-ENGINES = ("transformers",)
+ENGINES = ("transformers", "sglang") if os.environ.get("RELAX_TEST_SGLANG") == "1" else ("transformers",)
+TIME_LIMIT_S = {"transformers": 60, "sglang": 400}
 
 
 class Harness:
     """Starts one kind of engine, runs a coroutine with it and closes it."""
+
+    tolerance = 1e-5
+    """Largest difference of log-probs in float32; logits of these models are a few units."""
 
     def __init__(self, name: str, model: Path, other: Path) -> None:
         self.name = name
         self.model = model
         self.other = other
 
+    async def start(self, model: Path) -> RolloutEngine:
+        return create_engine(self.name, model=model)
+
     def run(self, test: Callable[[RolloutEngine], Awaitable[Any]], model: Path | None = None) -> Any:
         async def body() -> Any:
-            engine = create_engine(self.name, model=model or self.model)
+            engine = await self.start(model or self.model)
             try:
-                return await asyncio.wait_for(test(engine), 60)
+                return await asyncio.wait_for(test(engine), TIME_LIMIT_S[self.name])
             finally:
                 await engine.close()
 
@@ -33,8 +42,28 @@ class Harness:
         return self.run(lambda engine: engine.generate(requests), model)
 
 
+class SglangHarness(Harness):
+    """Joins a server that stays for the session, and brings it back to the model's weights first."""
+
+    def __init__(self, model: Path, other: Path, servers: Any) -> None:
+        super().__init__("sglang", model, other)
+        self._servers = servers
+
+    async def start(self, model: Path) -> RolloutEngine:
+        # Models of equal shapes share a server.
+        served = self.model if model == self.other else model
+        engine = create_engine("sglang", model=served, urls=[self._servers.url(served)], max_rows=256)
+        await engine.resume()
+        await engine.begin_update(0)
+        await engine.load(load_file(model / "model.safetensors"))
+        await engine.end_update()
+        return engine
+
+
 @pytest.fixture(params=ENGINES)
 def harness(request, models) -> Harness:
+    if request.param == "sglang":
+        return SglangHarness(models.get(), models.get(seed=1), request.getfixturevalue("sglang_servers"))
     return Harness(request.param, models.get(), models.get(seed=1))
 
 

@@ -35,20 +35,58 @@ def test_health_counts_and_names(harness, ask, until):
     assert (after.running, after.waiting) == (0, 0)
 
 
-def test_paused_means_no_tokens_and_resume_changes_nothing(harness, ask, until):
+@pytest.mark.parametrize("mode", ["keep", "recompute"])
+def test_paused_means_no_tokens_and_resume_changes_nothing(harness, ask, until, mode):
     request = ask(max_new_tokens=LONG)
 
     async def test(engine):
         task = asyncio.create_task(engine.generate([request]))
         await until(engine, lambda h: h.running == 1)
-        await engine.pause()
+        await engine.pause(mode)
         await asyncio.sleep(0.3)
         assert not task.done()
         assert (await engine.health()).running + (await engine.health()).waiting == 1
         await engine.resume()
         return await task
 
-    assert harness.run(test) == harness.generate([request])
+    (interrupted,), (whole,) = harness.run(test), harness.generate([request])
+    assert interrupted.token_ids == whole.token_ids
+    assert interrupted.logprobs == pytest.approx(whole.logprobs, abs=harness.tolerance)
+
+
+def test_pausing_can_end_what_is_in_flight(harness, ask, until):
+    async def test(engine):
+        task = asyncio.create_task(engine.generate([ask("a", max_new_tokens=LONG)]))
+        await until(engine, lambda h: h.running == 1)
+        await engine.pause("abort")
+        ended = await asyncio.wait_for(task, 30)
+        late = asyncio.create_task(engine.generate([ask("a", max_new_tokens=LONG)]))
+        await asyncio.sleep(0.2)
+        assert not late.done()
+        await engine.resume()
+        return ended, await late
+
+    (cut,), (whole,) = harness.run(test)
+    assert (cut.finish_reason, whole.finish_reason) == ("abort", "length")
+    assert cut.token_ids == whole.token_ids[: len(cut.token_ids)]
+    assert len(cut.token_ids) == len(cut.logprobs) == len(cut.versions) < LONG
+
+
+def test_aborting_while_paused_keeps_the_tokens(harness, ask, until):
+    async def test(engine):
+        task = asyncio.create_task(engine.generate([ask("a", max_new_tokens=LONG), ask("b")]))
+        await until(engine, lambda h: h.running > 0)
+        await asyncio.sleep(0.5)
+        await engine.pause("recompute")
+        await engine.abort(["a"])
+        await engine.resume()
+        return await task, await engine.generate([ask("a", max_new_tokens=LONG)])
+
+    (cut, other), (whole,) = harness.run(test)
+    assert other.finish_reason == "length"
+    assert cut.finish_reason == "abort"
+    assert cut.token_ids == whole.token_ids[: len(cut.token_ids)]
+    assert 0 < len(cut.token_ids) == len(cut.logprobs) < LONG
 
 
 def test_abort_ends_some_and_leaves_the_rest(harness, ask, until):

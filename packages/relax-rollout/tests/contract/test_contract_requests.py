@@ -1,5 +1,7 @@
 """Contract: requests that no engine can serve are refused before anything is drawn."""
 
+from dataclasses import replace
+
 import pytest
 from relax_rollout import InvalidRequestError
 
@@ -15,6 +17,18 @@ from relax_rollout import InvalidRequestError
 def test_what_the_model_cannot_do_is_refused(harness, ask, wrong, words):
     with pytest.raises(InvalidRequestError, match=words):
         harness.generate([ask("good"), ask("bad", **wrong)])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"top_logprobs": 41}, "41 top_logprobs; the model's vocabulary has 40"),
+        ({"logprob_ids": (40,)}, "token id 40"),
+    ],
+)
+def test_logprobs_that_the_model_has_not_are_refused(harness, ask, wrong, words):
+    with pytest.raises(InvalidRequestError, match=words):
+        harness.generate([ask("good"), replace(ask("bad"), **wrong)])
 
 
 def test_the_longest_allowed_request_is_served(harness, ask):

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from relax_rollout.engine import EngineError
 from relax_rollout.engines.transformers.cache import BatchCache
 from relax_rollout.engines.transformers.row import Row
-from relax_rollout.engines.transformers.sampling import SamplingTensors, draw
+from relax_rollout.sampling import SamplingTensors, draw
 from relax_rollout.seeds import uniforms
 
 MAX_ROOM = 256
@@ -119,10 +119,26 @@ class Batch:
                 f"the logits of request {bad.request.id!r} after {len(bad.tokens)} tokens are not finite "
                 f"under weights version {version}: the weights have overflowed or an update broke them"
             )
-        for row, token, logprob in zip(self.rows, token_N.tolist(), logprobs, strict=True):
+        for place, (row, token, logprob) in enumerate(
+            zip(self.rows, token_N.tolist(), logprobs, strict=True)
+        ):
             if row.finish is None:
+                self._note_others(place, row)
                 row.append(token, logprob, version)
         return token_N
+
+    def _note_others(self, place: int, row: Row) -> None:
+        """Log-probs of tokens that were not drawn, if the row's request asks for them."""
+        top, ids = row.request.top_logprobs, row.request.logprob_ids
+        if not top and not ids:
+            return
+        logits_V = self.logits_NV[place].float() / (row.request.sampling.temperature or 1.0)
+        logprob_V = logits_V.log_softmax(-1)
+        if top:
+            best = logprob_V.topk(top)
+            row.top_logprobs.append(tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True)))
+        if ids:
+            row.id_logprobs.append(tuple(logprob_V[list(ids)].tolist()))
 
     def advance(self, model: PreTrainedModel, token_N: Tensor) -> None:
         """Run the drawn tokens through the model."""

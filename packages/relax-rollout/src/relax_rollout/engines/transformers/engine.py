@@ -10,12 +10,13 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from relax_rollout.engine import EngineStateError, Health, WeightUpdateError
+from relax_rollout.engines.checks import check_requests
 from relax_rollout.engines.transformers.config import TransformersConfig
 from relax_rollout.engines.transformers.load import load_model
 from relax_rollout.engines.transformers.row import Row
 from relax_rollout.engines.transformers.scheduler import Scheduler
 from relax_rollout.engines.transformers.weights import WeightUpdate
-from relax_rollout.requests import Completion, InvalidRequestError, Request
+from relax_rollout.requests import Completion, PauseMode, Request
 
 log = logging.getLogger(__name__)
 R = TypeVar("R")
@@ -91,25 +92,7 @@ class TransformersEngine:
             self._in_flight.difference_update(ids)
 
     def _check(self, requests: Sequence[Request]) -> None:
-        seen: set[str] = set()
-        for request in requests:
-            if request.id in seen or request.id in self._in_flight:
-                raise InvalidRequestError(
-                    f"request id {request.id!r} is in flight already; ids must be unique"
-                )
-            seen.add(request.id)
-            length, new = len(request.prompt_ids), request.sampling.max_new_tokens
-            if length + new > self._max_context:
-                raise InvalidRequestError(
-                    f"request {request.id!r} has {length} prompt tokens and max_new_tokens {new}, together "
-                    f"{length + new}; the model's context is {self._max_context} tokens"
-                )
-            for token in (max(request.prompt_ids), *request.sampling.stop_token_ids):
-                if token >= self._vocabulary:
-                    raise InvalidRequestError(
-                        f"request {request.id!r} has token id {token}; the model's vocabulary has "
-                        f"{self._vocabulary} (ids 0 to {self._vocabulary - 1})"
-                    )
+        check_requests(requests, self._in_flight, vocabulary=self._vocabulary, context=self._max_context)
 
     async def begin_update(self, version: int) -> Mapping[str, str]:
         """See :meth:`relax_rollout.RolloutEngine.begin_update`."""
@@ -149,16 +132,13 @@ class TransformersEngine:
         self._update = None
         return digests
 
-    async def pause(self) -> None:
+    async def pause(self, mode: PauseMode = "keep") -> None:
         """See :meth:`relax_rollout.RolloutEngine.pause`."""
-        await self._on_thread(lambda: self._set_paused(True))
+        await self._on_thread(lambda: self._scheduler.pause(mode))
 
     async def resume(self) -> None:
         """See :meth:`relax_rollout.RolloutEngine.resume`."""
-        await self._on_thread(lambda: self._set_paused(False))
-
-    def _set_paused(self, paused: bool) -> None:
-        self._scheduler.paused = paused
+        await self._on_thread(self._scheduler.resume)
 
     async def abort(self, request_ids: Sequence[str] | None = None) -> None:
         """See :meth:`relax_rollout.RolloutEngine.abort`."""

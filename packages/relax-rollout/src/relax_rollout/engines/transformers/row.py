@@ -14,7 +14,10 @@ class Row:
         on_finish: called once with the row when it has ended.
     """
 
-    __slots__ = ("_on_finish", "error", "finish", "logprobs", "request", "seed", "stop", "tokens", "versions")
+    __slots__ = (
+        "_on_finish", "error", "finish", "id_logprobs", "logprobs", "request", "seed", "stop", "tokens",
+        "top_logprobs", "versions",
+    )  # fmt: skip
 
     def __init__(self, request: Request, on_finish: "Callable[[Row], None]") -> None:
         self.request = request
@@ -23,6 +26,8 @@ class Row:
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         self.versions: list[int] = []
+        self.top_logprobs: list[tuple[tuple[int, float], ...]] = []
+        self.id_logprobs: list[tuple[float, ...]] = []
         self.finish: FinishReason | None = None
         self.error: Exception | None = None
         self._on_finish = on_finish
@@ -68,4 +73,6 @@ class Row:
             logprobs=tuple(self.logprobs),
             versions=tuple(self.versions),
             finish_reason=self.finish,
+            top_logprobs=tuple(self.top_logprobs),
+            id_logprobs=tuple(self.id_logprobs),
         )

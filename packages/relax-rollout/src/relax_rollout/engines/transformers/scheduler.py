@@ -17,6 +17,7 @@ from relax_rollout.engines.transformers.config import TransformersConfig
 from relax_rollout.engines.transformers.load import layer_types_of
 from relax_rollout.engines.transformers.row import Row
 from relax_rollout.engines.transformers.weights import WeightUpdate
+from relax_rollout.requests import PauseMode
 
 log = logging.getLogger(__name__)
 R = TypeVar("R")
@@ -105,6 +106,18 @@ class Scheduler:
             if request_ids is None or row.request.id in request_ids:
                 row.end("abort")
         self.waiting = deque(row for row in self.waiting if row.finish is None)
+
+    def pause(self, mode: PauseMode) -> None:
+        """Stop drawing."""
+        self.paused = True
+        if mode == "abort":
+            self.abort(None)
+        elif mode == "recompute":
+            self._requeue()
+
+    def resume(self) -> None:
+        """Go on drawing."""
+        self.paused = False
 
     def commit(self, update: WeightUpdate) -> dict[str, str]:
         """Let an update serve; rows in flight go back to the head of the queue and are recomputed."""

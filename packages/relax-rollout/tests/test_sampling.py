@@ -4,8 +4,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from relax_rollout.engines.transformers import sampling
-from relax_rollout.engines.transformers.sampling import SamplingTensors, draw, kept_NV
+from relax_rollout import sampling
+from relax_rollout.sampling import SamplingTensors, draw, kept_NV
 from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsWarper
 
 

@@ -1,0 +1,105 @@
+"""Buckets to all servers by a collective."""
+
+import asyncio
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from relax_rollout.digest import tensor_digest
+from relax_rollout.engine import EngineError
+from relax_rollout.engines.sglang.config import SglangConfig
+from relax_rollout.engines.sglang.server import Server
+from relax_rollout.engines.sglang.update import DamagedBucketError, Update, to_buffer, together, wrong_names
+from relax_rollout.weights.broadcast import BroadcastGroup
+from relax_rollout.weights.bucket import Entry
+
+
+class Broadcaster:
+    """The sender's end of the group; made anew whenever a server is another process than before.
+
+    Args:
+        config: of the engine.
+    """
+
+    def __init__(self, config: SglangConfig) -> None:
+        self._config = config
+        self._group: BroadcastGroup | None = None
+        self._boots: list[str | None] = []
+
+    async def connect(self, servers: Sequence[Server]) -> None:
+        """Join the group with all servers, if it is not there already.
+
+        Raises:
+            EngineError: they did not come together in time.
+        """
+        boots = [server.boot for server in servers]
+        if self._group is not None and boots == self._boots:
+            return
+        config = self._config
+        size = 1 + config.tensor_parallel * len(servers)
+        name = f"relax-{secrets.token_hex(4)}"
+        self._group = group = BroadcastGroup(
+            (config.host, 0), 0, size, config.collective, config.call_timeout_s, name
+        )
+        calls = [
+            server.control(
+                "connect",
+                host=config.host,
+                port=group.port,
+                first_rank=1 + place * config.tensor_parallel,
+                size=size,
+                backend=config.collective,
+                timeout_s=config.call_timeout_s,
+                name=name,
+            )
+            for place, server in enumerate(servers)
+        ]
+        try:
+            await together([asyncio.to_thread(group.join), *calls])
+        except RuntimeError as error:
+            self._group = None
+            raise EngineError(f"the group for weights did not come together: {error}") from error
+        self._boots = boots
+
+    async def send(
+        self, servers: Sequence[Server], update: Update, tensors: Mapping[str, Tensor]
+    ) -> list[Entry]:
+        """Send one bucket.
+
+        Raises:
+            DamagedBucketError: a server received other bytes.
+            EngineError: a server was lost; the update is to be sent again.
+        """
+        assert self._group is not None
+        group, place = self._group, len(update.buckets)
+        device = next(iter(tensors.values())).device
+        if self._config.collective == "gloo":
+            device = torch.device("cpu")
+        entries, buffer = to_buffer(tensors, device)
+        digests = {name: tensor_digest(tensor) for name, tensor in tensors.items()}
+        entries = [Entry(e.name, e.dtype, e.shape, e.offset, digests[e.name]) for e in entries]
+        update.keep({name: tensor.detach().clone() for name, tensor in tensors.items()})
+        message: dict[str, Any] = {
+            "update": update.id,
+            "bucket": place,
+            "entries": [entry.to_json() for entry in entries],
+        }
+        calls = [asyncio.create_task(server.control("receive", **message)) for server in servers]
+        sent = asyncio.create_task(asyncio.to_thread(group.broadcast, buffer))
+        try:
+            _, *answers = await together([sent, *calls])
+        except (RuntimeError, EngineError) as error:
+            self._group = None
+            raise EngineError(
+                f"bucket {place} did not reach every server: {error}; send the update again"
+            ) from error
+        for server, answer in zip(servers, answers, strict=True):
+            wrong = wrong_names(entries, answer["received"])
+            if wrong:
+                raise DamagedBucketError(
+                    f"{server.name} received other bytes than were sent for {', '.join(wrong[:8])}"
+                )
+        return entries

@@ -1,0 +1,105 @@
+"""Settings of the engine ``sglang``."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+Transport = Literal["files", "broadcast"]
+ServerDtype = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True, slots=True)
+class SglangConfig:
+    """Settings of the engine ``sglang``.
+
+    Args:
+        model: directory with a Hugging Face checkpoint; the servers' only source of weights until an update.
+        urls: of servers that run already (``python -m relax_rollout.engines.sglang.serve``); empty starts
+            ``servers`` of them here, which end with the engine.
+        servers: number of servers started.
+        router: put sglang-router in front of the servers for sampling.
+        device: "cpu", "cuda" or "npu".
+        dtype: of the weights and the arithmetic; "auto" takes the one that config.json names.
+        tensor_parallel: devices of one server.
+        max_rows: the most completions that one server draws at once.
+        max_tokens: the most tokens that one server caches; None lets SGLang choose, on a CPU 65536.
+        context: the most tokens of prompt and completion; None takes the model's.
+        draft_tokens: tokens drafted per step by the checkpoint's MTP layer; 0 is off.
+        min_draft_rate: acceptance rate below which drafting is reported as not worth its time.
+        version: of the weights in ``model``.
+        transport: how weights travel: "files" through shared memory (or ``folder``), "broadcast" by a
+            collective.
+        folder: where "files" puts buckets; None is shared memory, a file system that all hosts see works
+            across hosts.
+        backend: collective of "broadcast": "gloo", "nccl" or "hccl"; None takes the device's.
+        host: address of this host for servers elsewhere.
+        keep_weights: keep the newest weights (in shared memory) for a server that has to be restarted.
+        restarts: how often a server of ours is started again before the engine gives up.
+        start_timeout_s: seconds for a server to come up.
+        call_timeout_s: seconds for one control call or one bucket.
+        retries: how often a control call is repeated that the network or a gateway lost.
+        log_folder: where servers write their logs; None is a folder of temporary files.
+        arguments: further arguments of SGLang's server, as on its command line.
+
+    Raises:
+        ValueError: a value outside its range.
+    """
+
+    model: str | Path
+    urls: tuple[str, ...] = ()
+    servers: int = 1
+    router: bool = False
+    device: str = "cpu"
+    dtype: ServerDtype = "auto"
+    tensor_parallel: int = 1
+    max_rows: int = 256
+    max_tokens: int | None = None
+    context: int | None = None
+    draft_tokens: int = 0
+    min_draft_rate: float = 0.2
+    version: int = 0
+    transport: Transport = "files"
+    folder: str | Path | None = None
+    backend: str | None = None
+    host: str = "127.0.0.1"
+    keep_weights: bool = True
+    restarts: int = 3
+    start_timeout_s: float = 900.0
+    call_timeout_s: float = 120.0
+    retries: int = 4
+    log_folder: str | Path | None = None
+    arguments: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "urls", tuple(url.rstrip("/") for url in self.urls))
+        object.__setattr__(self, "arguments", tuple(self.arguments))
+        if not (Path(self.model) / "config.json").is_file():
+            raise ValueError(
+                f"model is {str(self.model)!r}, which is no directory with a config.json; give the directory "
+                "of a Hugging Face checkpoint (download it first: the engine fetches nothing)"
+            )
+        for name, kinds in (("dtype", ServerDtype), ("transport", Transport)):
+            if getattr(self, name) not in get_args(kinds):
+                raise ValueError(
+                    f"{name} is {getattr(self, name)!r}; allowed are {', '.join(get_args(kinds))}"
+                )
+        if self.device.partition(":")[0] not in ("cpu", "cuda", "npu"):
+            raise ValueError(f"device is {self.device!r}; SGLang's servers run on cpu, cuda or npu")
+        lows = {
+            "servers": 1, "tensor_parallel": 1, "max_rows": 1, "draft_tokens": 0, "version": 0, "restarts": 0,
+            "retries": 0,
+        }  # fmt: skip
+        for name, low in lows.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < low:
+                raise ValueError(f"{name} is {value!r}; it must be a whole number of at least {low}")
+        for name in ("start_timeout_s", "call_timeout_s"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
+                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be seconds above 0")
+
+    @property
+    def collective(self) -> str:
+        """The backend of "broadcast"."""
+        named = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
+        return self.backend or named[self.device.partition(":")[0]]

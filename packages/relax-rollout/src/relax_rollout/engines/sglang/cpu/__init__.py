@@ -1,0 +1,1 @@
+"""What lets the published SGLang wheel serve on a CPU."""

@@ -1,0 +1,95 @@
+"""The command and environment of one server."""
+
+import json
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+from relax_rollout.engines.sglang import plugin, serve
+from relax_rollout.engines.sglang.config import SglangConfig
+from relax_rollout.engines.sglang.process import python
+from relax_rollout.engines.sglang.view import is_text_only
+
+CPU_PATH = Path(__file__).parent / "cpu" / "path"
+CPU_TOKENS = 65536
+
+
+def require_sglang() -> None:
+    """Say what to install.
+
+    Raises:
+        ValueError: SGLang is not installed here.
+    """
+    if find_spec("sglang") is None:
+        raise ValueError(
+            "the engine sglang starts servers of SGLang 0.5.15, which is not installed in this environment; "
+            "install it (packages/relax-rollout/requirements has the list for CPUs), give urls of servers "
+            "that run elsewhere, or use the engine transformers"
+        )
+
+
+def command(config: SglangConfig, served: Path, port: int) -> list[str]:
+    """Arguments of a server.
+
+    Args:
+        config: of the engine.
+        served: the folder that SGLang reads, see :mod:`relax_rollout.engines.sglang.view`.
+        port: to listen on.
+    """
+    device = config.device.partition(":")[0]
+    given: dict[str, object] = {
+        "--model-path": served,
+        "--host": "127.0.0.1" if config.host == "127.0.0.1" else "0.0.0.0",
+        "--port": port,
+        "--device": device,
+        "--dtype": config.dtype,
+        "--mamba-ssm-dtype": "float32",
+        "--tp-size": config.tensor_parallel,
+        "--max-running-requests": config.max_rows,
+        "--mamba-radix-cache-strategy": "no_buffer",
+        "--context-length": config.context,
+        "--max-total-tokens": config.max_tokens or (CPU_TOKENS if device == "cpu" else None),
+        "--log-level": "warning",
+    }
+    flags = ["--disable-overlap-schedule", "--skip-server-warmup", "--skip-tokenizer-init"]
+    if device == "cpu":
+        given |= {"--attention-backend": "torch_native", "--mem-fraction-static": 0.1}
+    else:
+        flags.append("--enable-memory-saver")
+    if config.draft_tokens:
+        given |= {
+            "--speculative-algorithm": "NEXTN",
+            "--speculative-num-steps": config.draft_tokens,
+            "--speculative-eagle-topk": 1,
+            "--speculative-num-draft-tokens": config.draft_tokens + 1,
+        }
+    pairs = [str(part) for name, value in given.items() if value is not None for part in (name, value)]
+    return python("-m", serve.__name__, *pairs, *flags, *config.arguments)
+
+
+def environment(config: SglangConfig) -> dict[str, str]:
+    """Environment variables of a server."""
+    stated = json.loads((Path(config.model) / "config.json").read_text())
+    text = stated if is_text_only(stated) else stated.get("text_config", {})
+    dtype = config.dtype if config.dtype != "auto" else str(text.get("dtype") or text.get("torch_dtype"))
+    found = {
+        serve.PARENT: str(os.getpid()),
+        "SGLANG_PLUGINS": "relax",
+        # By default a bfloat16 copy of the last inputs, also in a float32 model.
+        "SGLANG_MAMBA_CONV_DTYPE": dtype,
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if is_text_only(stated):
+        found[plugin.TEXT_ONLY] = "1"
+    if config.device == "cpu":
+        path = os.pathsep.join(filter(None, [str(CPU_PATH), os.environ.get("PYTHONPATH")]))
+        found |= {
+            plugin.CPU_ENGINE: "1",
+            "CUDA_VISIBLE_DEVICES": "",
+            "PYTHONPATH": path,
+            # Threads of several servers on few cores only wait for one another; compiling takes minutes.
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+            "TORCHDYNAMO_DISABLE": "1",
+        }
+    return found

@@ -1,0 +1,201 @@
+"""Control calls inside SGLang's scheduler process.
+
+They travel in SGLang's own ``/weights_checker`` call: its ``action`` carries our message as JSON behind
+``relax:``, its ``message`` the answer. Every answer has the server's ``boot``, a name drawn when the process
+started: a server that was restarted in between is told by it.
+"""
+
+import json
+import logging
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from relax_rollout.engines.sglang.plugin import faults, memory, versions
+from relax_rollout.weights.broadcast import BroadcastGroup, BroadcastSource
+from relax_rollout.weights.bucket import Entry
+from relax_rollout.weights.files import FileSource
+from relax_rollout.weights.receiver import Receiver
+
+log = logging.getLogger(__name__)
+
+PREFIX = "relax:"
+BOOT = secrets.token_hex(8)
+
+
+def around_check_weights(original: Any, updater: Any, request: Any) -> Any:
+    """Answer our messages; others go to SGLang."""
+    if not request.action.startswith(PREFIX):
+        return original(updater, request)
+    from sglang.srt.managers.io_struct import CheckWeightsReqOutput
+
+    try:
+        message = json.loads(request.action.removeprefix(PREFIX))
+        answer = control_of(updater).handle(message)
+    except Exception as error:  # an answer to the client, which raises it there
+        log.exception("control call failed")
+        text = json.dumps({"boot": BOOT, "error": str(error), "kind": type(error).__name__})
+        return CheckWeightsReqOutput(success=False, message=text)
+    return CheckWeightsReqOutput(success=True, message=json.dumps(_merged(answer, updater)))
+
+
+def _merged(answer: Mapping[str, Any], updater: Any) -> dict[str, Any]:
+    """Answers of all tensor-parallel ranks in one: what one of them finds wrong is wrong."""
+    merged = dict(answer) | {"boot": BOOT}
+    size = torch.distributed.get_world_size(group=updater.tp_cpu_group)
+    if size == 1:
+        return merged
+    everyone: list[Any] = [None] * size
+    torch.distributed.all_gather_object(everyone, merged, group=updater.tp_cpu_group)
+    merged["boot"] = "+".join(one["boot"] for one in everyone)
+    for other in everyone:
+        for key, value in other.items():
+            if key == "digests":
+                wrong = {n: d for n, d in value.items() if d != merged["expected"].get(n)}
+                merged[key] = merged[key] | wrong
+            elif key == "stale":
+                merged[key] = sorted({*merged[key], *value})
+    return merged
+
+
+class Control:
+    """The calls, each a method of the message's ``call``."""
+
+    def __init__(self, updater: Any) -> None:
+        self._updater = updater
+        self._runner = updater.tp_worker.model_runner
+        self._group: BroadcastGroup | None = None
+        faults.plant(self._models())
+        self.receiver = Receiver(
+            self._models(),
+            _checkpoint(Path(self._runner.model_config.model_path)),
+            torch.device(self._runner.device),
+        )
+
+    def _models(self) -> dict[str, torch.nn.Module]:
+        from sglang.srt.managers.scheduler_components.weight_updater import _get_draft_model_runner
+
+        models = {"target": self._runner.model}
+        draft = _get_draft_model_runner(self._updater.draft_worker)
+        if draft is not None:
+            models["draft"] = draft.model
+        return models
+
+    def handle(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer one message."""
+        calls: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+            "describe": self._describe,
+            "status": self._status,
+            "begin": self._begin,
+            "connect": self._connect,
+            "receive": self._receive,
+            "commit": self._commit,
+            "discard": self._discard,
+        }
+        return calls[message["call"]](message)
+
+    def _describe(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        models = self._models()
+        counted = {id(p): p.numel() for model in models.values() for p in model.parameters()}
+        return self._status(message) | {
+            "pid": os.getpid(),
+            "manifest": self.receiver.manifest(),
+            "dtype": str(self._runner.dtype).removeprefix("torch."),
+            "device": str(self._runner.device),
+            "parameters": sum(counted.values()),
+            "context": self._runner.model_config.context_len,
+            "vocabulary": self._runner.model_config.vocab_size,
+        }
+
+    def _status(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        scheduler = self._updater.scheduler
+        return {
+            "version": self.receiver.version,
+            "paused": scheduler._engine_paused,
+            "released": bool(self._updater.offload_tags),
+            "running": len(running(scheduler)),
+            "waiting": len(scheduler.waiting_queue),
+            "updating": None if self.receiver.staged is None else self.receiver.staged.version,
+        }
+
+    def _begin(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        self.receiver.begin(message["update"], message["version"])
+        return {}
+
+    def _connect(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        rank = message["first_rank"] + torch.distributed.get_rank(group=self._updater.tp_cpu_group)
+        self._group = BroadcastGroup(
+            (message["host"], message["port"]),
+            rank,
+            message["size"],
+            message["backend"],
+            message["timeout_s"],
+            message["name"],
+        )
+        self._group.join()
+        return {}
+
+    def _receive(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        entries = [Entry.from_json(fields) for fields in message["entries"]]
+        if "file" in message:
+            source: Any = FileSource(message["file"])
+        elif self._group is None:
+            raise ValueError("a broadcast was announced, but no group was connected")
+        else:
+            source = BroadcastSource(self._group)
+        return {"received": self.receiver.receive(message["update"], message["bucket"], entries, source)}
+
+    def _commit(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        scheduler = self._updater.scheduler
+        if not scheduler._engine_paused:
+            raise RuntimeError("the server is not paused; weights change only between two tokens")
+        if running(scheduler):
+            raise RuntimeError("requests hold caches of the old weights; pause with the mode retract")
+        for request in scheduler.waiting_queue:
+            versions.stamp(request)
+        result = self.receiver.commit(message["update"], message["buckets"])
+        versions.serving = self.receiver.version
+        with memory.no_requests(scheduler):
+            if not self._updater.flush_cache():
+                raise RuntimeError("the cache of the old weights could not be dropped")
+        return result | {"expected": message["expected"]}
+
+    def _discard(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        self.receiver.discard()
+        return {}
+
+
+def running(scheduler: Any) -> list[Any]:
+    """Requests whose tokens are being drawn."""
+    found = list(scheduler.running_batch.reqs)
+    if scheduler.last_batch is not None:
+        found += scheduler.last_batch.reqs
+    return list({request.rid: request for request in found if not request.finished()}.values())
+
+
+_controls: dict[int, Control] = {}
+
+
+def control_of(updater: Any) -> Control:
+    """The one of this process."""
+    if id(updater) not in _controls:
+        _controls[id(updater)] = Control(updater)
+    return _controls[id(updater)]
+
+
+def _checkpoint(folder: Path) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Shape and dtype of every tensor of the checkpoint, from the files' heads."""
+    from safetensors import safe_open
+
+    kinds = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
+    found = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as shard:
+            for name in shard.keys():  # noqa: SIM118 - a shard is not a mapping
+                part = shard.get_slice(name)
+                found[name] = (tuple(part.get_shape()), kinds.get(part.get_dtype(), torch.uint8))
+    return found

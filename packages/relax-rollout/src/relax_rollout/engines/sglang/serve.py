@@ -1,0 +1,45 @@
+"""Runs one SGLang server with Relax's plugin: ``python -m relax_rollout.engines.sglang.serve ARGUMENTS``.
+
+The arguments are those of SGLang's own server. It ends when the process that started it ends.
+"""
+
+import argparse
+import ctypes
+import os
+import signal
+import sys
+from typing import Any
+
+from relax_rollout.engines.sglang import plugin
+
+PR_SET_PDEATHSIG = 1
+PARENT = "RELAX_SGLANG_PARENT"
+
+
+def main() -> None:
+    """Parse, start, serve; ends with a text if SGLang is not what the plugin is for."""
+    parent = os.environ.get(PARENT)
+    if parent is not None and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if str(os.getppid()) != parent:
+            sys.exit("the process that started this server has ended")
+    os.environ[plugin.SERVER] = "1"
+
+    from sglang.srt.entrypoints.http_server import launch_server
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.server_args import ServerArgs
+
+    load_plugins()
+    missing = plugin.missing_hooks()
+    if missing:
+        sys.exit(f"Relax's plugin does not fit this SGLang; not hooked: {', '.join(missing)}")
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    arguments: Any = parser.parse_args()
+    if os.environ.get(plugin.TEXT_ONLY) == "1":
+        arguments.enable_multimodal = False
+    launch_server(ServerArgs.from_cli_args(arguments))
+
+
+if __name__ == "__main__":
+    main()

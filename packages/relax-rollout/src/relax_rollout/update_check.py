@@ -1,0 +1,110 @@
+"""What every engine checks of a weight update before anything is touched."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from relax_rollout.engine import WeightUpdateError
+
+UNUSED_PREFIX = "mtp."
+TEXT_PREFIX = "model.language_model."
+"""Where vision-language checkpoints keep the text model, which a text-only one has under ``model.``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A weight as an engine serves it.
+
+    Args:
+        shape: of the whole tensor.
+        dtype: in which it is served.
+        storage: names with the same storage are tied (a head that is the embedding).
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    storage: object
+
+
+class UpdateCheck:
+    """The names of one update: each known, of the right shape, given once, and in the end all of them.
+
+    Args:
+        served: the engine's weights by name.
+        version: of the update, for the texts.
+    """
+
+    def __init__(self, served: Mapping[str, Served], version: int) -> None:
+        self.version = version
+        self.unused: set[str] = set()
+        self.given_as: dict[str, str] = {}
+        self._served = served
+
+    def dtypes(self) -> dict[str, str]:
+        """In which dtype each weight is served; a tied weight under each of its names."""
+        return {name: str(s.dtype).removeprefix("torch.") for name, s in self._served.items()}
+
+    def accept(self, given: str, tensor: Tensor) -> str | None:
+        """Check one tensor.
+
+        Returns:
+            the engine's name of it, or None if the engine does not use it.
+
+        Raises:
+            WeightUpdateError: a name unknown or given before, another shape, or a dtype that is not floating.
+        """
+        name = self._own_name(given)
+        if name in self.given_as or name in self.unused:
+            raise WeightUpdateError(f"{given} was given twice in the update to version {self.version}")
+        if name.startswith(UNUSED_PREFIX) and name not in self._served:
+            self.unused.add(name)
+            return None
+        served = self._served.get(name)
+        if served is None:
+            raise WeightUpdateError(
+                f"the model has no weight called {given}; it has {len(self._served)}, for example "
+                f"{next(iter(self._served))} (send Hugging Face names; {UNUSED_PREFIX}* is not used)"
+            )
+        if tuple(tensor.shape) != served.shape:
+            raise WeightUpdateError(
+                f"{given} has shape {list(tensor.shape)}; the model's is {list(served.shape)}"
+            )
+        if tensor.is_floating_point() != served.dtype.is_floating_point:
+            raise WeightUpdateError(f"{given} has dtype {tensor.dtype}; the model's is {served.dtype}")
+        self.given_as[name] = given
+        return name
+
+    def _own_name(self, given: str) -> str:
+        if given in self._served:
+            return given
+        if given.startswith(TEXT_PREFIX):
+            return "model." + given.removeprefix(TEXT_PREFIX)
+        longer = TEXT_PREFIX + given.removeprefix("model.")
+        return longer if given.startswith("model.") and longer in self._served else given
+
+    def check_complete(self, staged: Mapping[str, Tensor]) -> None:
+        """Every weight came, under one of its names, and tied names agree.
+
+        Raises:
+            WeightUpdateError: otherwise.
+        """
+        tied: dict[object, list[str]] = {}
+        for name, served in self._served.items():
+            tied.setdefault(served.storage, []).append(name)
+        missing = []
+        for names in tied.values():
+            given = [name for name in names if name in staged]
+            if not given:
+                missing.append(" or ".join(names))
+            for other in given[1:]:
+                if not torch.equal(staged[given[0]], staged[other]):
+                    raise WeightUpdateError(
+                        f"{given[0]} and {other} are tied in this model but differ in the update"
+                    )
+        if missing:
+            raise WeightUpdateError(
+                f"the update to version {self.version} lacks {len(missing)} of the model's weights, for "
+                f"example {', '.join(missing[:5])}"
+            )

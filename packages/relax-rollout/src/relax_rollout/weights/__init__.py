@@ -1,0 +1,1 @@
+"""Carrying weights into engines that run in other processes: transports, staging, loading, digests."""

@@ -1,0 +1,88 @@
+"""A bucket of tensors as one run of bytes, and the list that says what is where in it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ALIGNMENT = 64
+"""Bytes; every tensor begins at a multiple of it, so that any dtype may be viewed in place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One tensor of a bucket.
+
+    Args:
+        name: Hugging Face name.
+        dtype: as "bfloat16".
+        shape: of the whole tensor.
+        offset: first byte in the bucket.
+        digest: :func:`relax_rollout.tensor_digest` of what was sent, or None where it is not computed.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    digest: str | None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor."""
+        return torch.Size(self.shape).numel() * torch_dtype(self.dtype).itemsize
+
+    def to_json(self) -> list[Any]:
+        """For a message."""
+        return [self.name, self.dtype, list(self.shape), self.offset, self.digest]
+
+    @classmethod
+    def from_json(cls, fields: Sequence[Any]) -> "Entry":
+        """Of a message."""
+        name, dtype, shape, offset, digest = fields
+        return cls(name, dtype, tuple(shape), offset, digest)
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The dtype called so.
+
+    Raises:
+        ValueError: there is none.
+    """
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{name!r} is no dtype of torch; give for example bfloat16 or float32")
+    return dtype
+
+
+def plan(tensors: Mapping[str, Tensor], digests: Mapping[str, str]) -> tuple[list[Entry], int]:
+    """Where each tensor goes, and the bucket's size in bytes."""
+    entries, offset = [], 0
+    for name, tensor in tensors.items():
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        entries.append(Entry(name, dtype, tuple(tensor.shape), offset, digests.get(name)))
+        offset += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+    return entries, max(offset, ALIGNMENT)
+
+
+def pack(tensors: Mapping[str, Tensor], entries: Sequence[Entry], buffer: Tensor) -> None:
+    """Copy the tensors into their places of a uint8 buffer."""
+    for entry, view in zip(entries, views(entries, buffer), strict=True):
+        view.copy_(tensors[entry.name].detach())
+
+
+def views(entries: Sequence[Entry], buffer: Tensor) -> list[Tensor]:
+    """The tensors of a uint8 buffer, in place.
+
+    Raises:
+        ValueError: the buffer is shorter than the entries say.
+    """
+    found = []
+    for entry in entries:
+        end = entry.offset + entry.nbytes
+        if end > buffer.numel():
+            raise ValueError(f"{entry.name} ends at byte {end} of a bucket of {buffer.numel()} bytes")
+        found.append(buffer[entry.offset : end].view(torch_dtype(entry.dtype)).view(entry.shape))
+    return found
