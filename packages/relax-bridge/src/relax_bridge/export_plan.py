@@ -9,12 +9,11 @@ from typing import NamedTuple
 import torch
 
 from relax_bridge.model_map import ModelMap
-from relax_bridge.placement import Placement
+from relax_bridge.placement import Cutting, Placement
 from relax_bridge.table import Entry
 from relax_bridge.transforms import Shape
 
 _ALIGN = 16
-Index = tuple[slice | int, ...]
 
 
 class Target(NamedTuple):
@@ -31,32 +30,47 @@ class Target(NamedTuple):
         return prod(self.shape) * self.dtype.itemsize
 
 
+class Block(NamedTuple):
+    """Rows of a rank's tensor and their place in a Hugging Face tensor.
+
+    Attributes:
+        source: their place in the rank's tensor.
+        target: their place in the Hugging Face tensor, without the axis of a stack.
+        shape: their shape.
+        dtype: their dtype on the way.
+        nbytes: their bytes.
+        size: the same, rounded up so that every block begins aligned.
+    """
+
+    source: tuple[slice, ...]
+    target: tuple[slice, ...]
+    shape: Shape
+    dtype: torch.dtype
+    nbytes: int
+    size: int
+
+
 class Move(NamedTuple):
-    """A block of a rank's tensor and its place in a Hugging Face tensor.
+    """A block on its way.
 
     Attributes:
         rank: who has it.
         megatron: the entry it lies in.
-        source: its place in the rank's tensor.
-        target: its place in the Hugging Face tensor `name`.
-        shape: its shape.
-        dtype: its dtype on the way.
-        size: its bytes on the way, rounded up so that every block begins aligned.
+        name: the Hugging Face tensor it belongs to.
+        stack: the place along that tensor's first axis, where it stacks several entries.
+        block: which rows.
     """
 
     rank: int
     megatron: str
-    source: Index
     name: str
-    target: Index
-    shape: Shape
-    dtype: torch.dtype
-    size: int
+    stack: int | None
+    block: Block
 
     @property
-    def nbytes(self) -> int:
-        """Its bytes, without what aligns the next."""
-        return prod(self.shape) * self.dtype.itemsize
+    def target(self) -> tuple[slice | int, ...]:
+        """The block's place in the Hugging Face tensor."""
+        return self.block.target if self.stack is None else (self.stack, *self.block.target)
 
 
 @dataclass
@@ -88,6 +102,7 @@ def steps(
         travels: whether what a rank has leaves it.
     """
     limit = max(_ALIGN, bucket_bytes // 2)
+    moves = _Mover(placement, limit)
     step, filled, on_the_way = Step(), 0, 0
     for target in wanted:
         if filled and filled + target.nbytes > bucket_bytes:
@@ -96,43 +111,60 @@ def steps(
             step, filled, on_the_way = Step(), 0, 0
         filled += target.nbytes
         step.opens.append(target)
-        for move in _moves(placement, target, limit):
+        for move in moves(target):
             if travels(move.rank):
-                if on_the_way and on_the_way + move.size > limit:
+                size = move.block.size
+                if on_the_way and on_the_way + size > limit:
                     yield step
                     step, on_the_way = Step(), 0
-                on_the_way += move.size
+                on_the_way += size
             step.moves.append(move)
     step.closes = True
     yield step
 
 
-def _moves(placement: Placement, target: Target, limit: int) -> Iterator[Move]:
-    for entry, part in target.origins:
-        stack = () if entry.stack_index is None else (entry.stack_index,)
-        for rank, cutting in placement.sources(entry):
-            for piece in cutting.sends:
-                if piece.part != part:
-                    continue
-                rows, tail = cutting.shape[0], cutting.shape[1:]
-                here, there = piece.at, piece.start
-                columns: tuple[tuple[slice, ...], tuple[slice, ...]] = ((), ())
-                if cutting.axis:
-                    columns = (slice(here, here + piece.size),), (slice(there, there + piece.size),)
-                    here, there, tail = 0, 0, (piece.size,)
-                else:
-                    rows = piece.size
-                width = prod(tail) * target.dtype.itemsize
-                height = max(1, limit // max(1, width))
-                for row in range(0, rows, height):
-                    count = min(height, rows - row)
-                    yield Move(
-                        rank,
-                        entry.megatron,
-                        (slice(here + row, here + row + count), *columns[0]),
-                        target.name,
-                        (*stack, slice(there + row, there + row + count), *columns[1]),
-                        (count, *tail),
-                        target.dtype,
-                        -(-count * width // _ALIGN) * _ALIGN,
-                    )
+class _Mover:
+    """The moves of targets; the blocks of a row's tensors are the same in every layer and expert."""
+
+    def __init__(self, placement: Placement, limit: int) -> None:
+        self._placement = placement
+        self._limit = limit
+        self._blocks: dict[tuple[int, int, torch.dtype], list[list[Block]]] = {}
+
+    def __call__(self, target: Target) -> Iterator[Move]:
+        for entry, part in target.origins:
+            sources = self._placement.sources(entry)
+            key = (id(entry.row), part, target.dtype)
+            if key not in self._blocks:
+                self._blocks[key] = [
+                    list(_blocks(cut, part, target.dtype, self._limit)) for _, cut in sources
+                ]
+            for (rank, _), blocks in zip(sources, self._blocks[key], strict=True):
+                for block in blocks:
+                    yield Move(rank, entry.megatron, target.name, entry.stack_index, block)
+
+
+def _blocks(cutting: Cutting, part: int, dtype: torch.dtype, limit: int) -> Iterator[Block]:
+    """What a rank gives of a part, in blocks of at most `limit` bytes (and at least a row)."""
+    for piece in cutting.sends:
+        if piece.part != part:
+            continue
+        rows, tail = piece.size, cutting.shape[1:]
+        here, there = piece.at, piece.start
+        mine: tuple[slice, ...] = ()
+        whole: tuple[slice, ...] = ()
+        if cutting.axis:
+            mine, whole = (slice(here, here + piece.size),), (slice(there, there + piece.size),)
+            rows, tail, here, there = cutting.shape[0], (piece.size,), 0, 0
+        width = prod(tail) * dtype.itemsize
+        height = max(1, limit // max(1, width))
+        for row in range(0, rows, height):
+            count = min(height, rows - row)
+            yield Block(
+                (slice(here + row, here + row + count), *mine),
+                (slice(there + row, there + row + count), *whole),
+                (count, *tail),
+                dtype,
+                count * width,
+                -(-count * width // _ALIGN) * _ALIGN,
+            )

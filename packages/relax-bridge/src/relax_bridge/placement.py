@@ -85,9 +85,12 @@ class _Home(NamedTuple):
 
 
 class _RowPlan(NamedTuple):
-    """What a row's tensors share: their cuttings, the experts a rank has (0 for dense ones), their homes."""
+    """What a row's tensors share: each rank's cutting, those that export something, the experts a rank has (0
+    for dense ones), the homes.
+    """
 
     cuttings: tuple[Cutting, ...]
+    sending: tuple[tuple[int, Cutting], ...]
     experts: int
     homes: tuple[_Home, ...]
 
@@ -128,17 +131,18 @@ class Placement:
     def sources(self, entry: Entry) -> list[tuple[int, Cutting]]:
         """The ranks that contribute to the export of a tensor, and what: each stored row exactly once."""
         plan = self._rows[id(entry.row)]
+        sending = plan.sending
         home = (plan.homes or self._trunk[entry.layer or 0])[0]
         first = home.stage * (self.layout.world_size // self.layout.pipeline)
         if plan.experts:
             first += (entry.expert or 0) // plan.experts * self.layout.expert_size
-        return [(first + i, cutting) for i, cutting in enumerate(plan.cuttings) if cutting.sends]
+        return [(first + i, cutting) for i, cutting in sending]
 
     def _shards(self, here: Position) -> Iterator[Shard]:
         rows, trunk = self._rows, self._trunk
         for entry in self.table.entries:
             row, _, _, layer, expert = entry
-            cuttings, experts, homes = rows[id(row)]
+            cuttings, _, experts, homes = rows[id(row)]
             if experts:
                 first = here.expert * experts
                 if not first <= expert < first + experts:  # type: ignore[operator]
@@ -167,7 +171,8 @@ class Placement:
             cuttings = _cuttings(row, self._padded(row.partition), ranks)
         except BridgeError as error:
             raise BridgeError(f"{row.megatron}: {error}") from error
-        return _RowPlan(cuttings, experts // self.layout.expert, self._homes(row))
+        sending = tuple((i, cutting) for i, cutting in enumerate(cuttings) if cutting.sends)
+        return _RowPlan(cuttings, sending, experts // self.layout.expert, self._homes(row))
 
     def _padded(self, partition: Partition) -> Partition:
         if isinstance(partition, Split) and partition.pad_multiple is not None:

@@ -162,7 +162,7 @@ def _stream(
     def start(step: Step) -> Callable[[], Received]:
         sizes = [0] * len(world)
         for move in step.moves:
-            sizes[move.rank] += move.size if travels(move.rank) else 0
+            sizes[move.rank] += move.block.size if travels(move.rank) else 0
         mine = [_bytes(held, move) for move in step.moves if move.rank == rank and travels(rank)]
         nothing = torch.empty(0, dtype=torch.uint8, device=_device(held))
         return exchange.start(torch.cat(mine) if mine else nothing, sizes)
@@ -189,8 +189,9 @@ def _stream(
 
 
 def _bytes(held: Mapping[str, Tensor], move: Move) -> Tensor:
-    block = held[move.megatron][move.source].to(move.dtype).contiguous().reshape(-1).view(torch.uint8)
-    padding = move.size - move.nbytes
+    source, _, _, dtype, nbytes, size = move.block
+    block = held[move.megatron][source].to(dtype).contiguous().reshape(-1).view(torch.uint8)
+    padding = size - nbytes
     return torch.cat([block, block.new_zeros(padding)]) if padding else block
 
 
@@ -213,11 +214,12 @@ def _place(
         if move.rank == rank:
             here = held[move.megatron]
             if there.untyped_storage().data_ptr() != here.untyped_storage().data_ptr():
-                there[move.target].copy_(here[move.source])
+                there[move.target].copy_(here[move.block.source])
             continue
-        block = received[move.rank][at[move.rank] : at[move.rank] + move.nbytes]
-        there[move.target].copy_(block.view(move.dtype).view(move.shape))
-        at[move.rank] += move.size
+        rows = move.block
+        arrived = received[move.rank][at[move.rank] : at[move.rank] + rows.nbytes]
+        there[move.target].copy_(arrived.view(rows.dtype).view(rows.shape))
+        at[move.rank] += rows.size
 
 
 def _whole(placement: Placement, target: Target, rank: int, held: Mapping[str, Tensor]) -> Tensor | None:

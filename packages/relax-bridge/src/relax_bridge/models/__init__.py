@@ -1,7 +1,8 @@
 """Finds the weight map of a model by its `model_type` among the installed tables."""
 
 from collections.abc import Callable, Iterable, Mapping
-from importlib.metadata import entry_points
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from relax_bridge.errors import ConfigError
@@ -25,9 +26,15 @@ def model_map(
         ConfigError: no `model_type`, no table for it, or a config the table cannot describe.
     """
     kind = config.get("model_type")
-    found = {entry.name: entry for entry in entry_points(group=GROUP)}
+    found = _installed()
     if kind not in found:
         known = ", ".join(sorted(found)) or "none (is relax-bridge installed?)"
         raise ConfigError(f"no weight map for model_type {kind!r}; installed: {known}")
     build: Callable[..., ModelMap] = found[kind].load()
     return build(config, names=names, mtp_layers=mtp_layers)
+
+
+@cache
+def _installed() -> dict[str, EntryPoint]:
+    """The installed tables by `model_type`; looked for once, as that takes milliseconds."""
+    return {entry.name: entry for entry in entry_points(group=GROUP)}
