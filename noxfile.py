@@ -170,4 +170,6 @@ def lock(session: nox.Session) -> None:
 @nox.session(python=PYTHON)
 def docs(session: nox.Session) -> None:
     """Writes the pages of docs/ that are generated from the files that they describe."""
+    sync_workspace(session)
     session.run("python", "scripts/versions.py", "--write")
+    session.run("python", "scripts/weight_map.py", "--write")

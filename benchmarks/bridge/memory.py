@@ -61,7 +61,7 @@ def rank_main(source: str, store: str, rank: int, bucket_bytes: int) -> None:
         held = {s.entry.megatron: x for s, x in import_shards(table, checkpoint, layout=layout, rank=rank)}
     owned = sum(x.nbytes for x in held.values())
 
-    def buckets():  # noqa: ANN202
+    def buckets():
         return export_buckets(
             table,
             held,

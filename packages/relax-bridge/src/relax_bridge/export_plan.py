@@ -93,7 +93,8 @@ def targets(table: ModelMap, dtype_of: Callable[[str], torch.dtype]) -> Iterator
 def steps(
     placement: Placement, wanted: Iterator[Target], *, bucket_bytes: int, travels: Callable[[int], bool]
 ) -> Iterator[Step]:
-    """Buckets of at most `bucket_bytes` (a larger tensor goes alone), in exchanges of at most half of that.
+    """Buckets of at most `bucket_bytes` (a larger tensor goes alone), in exchanges of at most a third of
+    that: two of them and a bucket are less than two buckets.
 
     Args:
         placement: who has what.
@@ -101,7 +102,7 @@ def steps(
         bucket_bytes: the size of a bucket.
         travels: whether what a rank has leaves it.
     """
-    limit = max(_ALIGN, bucket_bytes // 2)
+    limit = max(_ALIGN, bucket_bytes // 3)
     moves = _Mover(placement, limit)
     step, filled, on_the_way = Step(), 0, 0
     for target in wanted:

@@ -40,7 +40,7 @@ def export_buckets(
 
     A rank that the exchange sends nothing to takes part and yields nothing. A bucket is emptied when the next
     one is asked for; its tensors may share memory with the parameters. Beside the parameters a receiving rank
-    holds one bucket and two exchanges of half a bucket.
+    holds one bucket and two exchanges of a third of one.
 
     Args:
         table: the model's map.

@@ -8,14 +8,14 @@ from typing import Any
 from relax_bridge.commands.options import add_json, config_of
 from relax_bridge.model_map import ModelMap
 from relax_bridge.models import model_map
-from relax_bridge.models.published import PUBLISHED
+from relax_bridge.models.published import KNOWN
 from relax_bridge.rendering import aligned, layers_text, shape_text
 
 
 def add(commands: Any) -> None:
     """Declares the subcommand."""
     parser = commands.add_parser("map", help="print the weight table of a model")
-    parser.add_argument("model", help=f"a directory, a config.json, or one of: {', '.join(PUBLISHED)}")
+    parser.add_argument("model", help=f"a directory, a config.json, or one of: {', '.join(KNOWN)}")
     add_json(parser)
     parser.set_defaults(run=run)
 

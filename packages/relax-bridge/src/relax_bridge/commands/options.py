@@ -8,7 +8,7 @@ from typing import Any, get_args
 from relax_bridge.checkpoint import CONFIG, Checkpoint, read_json
 from relax_bridge.errors import BridgeError
 from relax_bridge.layout import Layout
-from relax_bridge.models.published import PUBLISHED
+from relax_bridge.models.published import KNOWN
 from relax_bridge.mtp import MtpInit
 
 
@@ -62,12 +62,12 @@ def config_of(model: str) -> tuple[Mapping[str, Any], tuple[str, ...] | None]:
     Raises:
         BridgeError: it is none of them.
     """
-    if model in PUBLISHED:
-        return PUBLISHED[model], None
+    if model in KNOWN:
+        return KNOWN[model], None
     path = Path(model)
     if path.is_dir():
         weights = any(path.glob("*.safetensors"))
         return read_json(path / CONFIG), Checkpoint.open(path).names if weights else None
     if path.is_file():
         return read_json(path), None
-    raise BridgeError(f"{model} is no directory, no file, and none of {', '.join(PUBLISHED)}")
+    raise BridgeError(f"{model} is no directory, no file, and none of {', '.join(KNOWN)}")

@@ -1,7 +1,7 @@
 """Sizes of published models, as much of their `config.json` as shapes tensors.
 
-Sources: the public model configs (Qwen/Qwen3.5-*); a vision checkpoint's text config, with the top-level flag
-`tie_word_embeddings`. `relax-bridge map Qwen3.5-9B` prints a table from these, with no file at hand.
+Sources: the public model configs (Qwen/Qwen3.5-*, Qwen/Qwen3-*); a vision checkpoint's text config, with the
+top-level flag `tie_word_embeddings`. `relax-bridge map Qwen3.5-9B` prints a table from these, with no file at hand.
 """
 
 from typing import Any
@@ -56,3 +56,41 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "Qwen3.5-122B-A10B": _moe(3072, 1024, 256, 48, 32, 64),
     "Qwen3.5-397B-A17B": _moe(4096, 1024, 512, 60, 32, 64),
 }
+
+_QWEN3: dict[str, Any] = {"vocab_size": 151936, "head_dim": 128, "tie_word_embeddings": False}
+OTHERS: dict[str, dict[str, Any]] = {
+    "Qwen3-8B": _QWEN3
+    | {
+        "model_type": "qwen3",
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+    },
+    "Qwen3-30B-A3B": _QWEN3
+    | {
+        "model_type": "qwen3_moe",
+        "hidden_size": 2048,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+    },
+    "Qwen3-Next-80B-A3B": _QWEN35
+    | {
+        "model_type": "qwen3_next",
+        "tie_word_embeddings": False,
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "num_experts": 512,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "linear_num_value_heads": 32,
+    },
+}
+KNOWN = PUBLISHED | OTHERS
