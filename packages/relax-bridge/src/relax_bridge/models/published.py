@@ -1,7 +1,8 @@
 """Sizes of published models, as much of their `config.json` as shapes tensors.
 
 Sources: the public model configs (Qwen/Qwen3.5-*, Qwen/Qwen3-*); a vision checkpoint's text config, with the
-top-level flag `tie_word_embeddings`. `relax-bridge map Qwen3.5-9B` prints a table from these, with no file at hand.
+top-level flag `tie_word_embeddings`. `relax-bridge map Qwen3.5-9B` prints a table from these, with no file at
+hand.
 """
 
 from typing import Any
