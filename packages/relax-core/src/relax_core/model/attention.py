@@ -135,20 +135,27 @@ class GatedAttention(MegatronModule):  # type: ignore[misc]
         """`linear_qkv` is stored as one rank has it, so that any tensor-parallel size can read it."""
         state: dict[str, Any] = super().sharded_state_dict(prefix, sharded_offsets, metadata)
         if self.sharing > 1:
-            places, whole = self._places()
+            heads = self.queries_per_kv * self.sharing
+            places = shared_blocks(self.tp_group.rank(), sharing=self.sharing, heads=heads)
+            whole = self.tp_group.size() * (2 * heads + 2)
             place_blocks(state, f"{prefix}linear_qkv.weight", places, whole=whole)
         return state
 
-    def _places(self) -> tuple[list[int], int]:
-        """Which blocks of E / N rows of the whole `linear_qkv` this rank's are, and how many those are."""
-        group, share = divmod(self.tp_group.rank(), self.sharing)
-        mine = self.queries_per_kv * self.sharing
-        side = mine * self.sharing
-        block = 2 * side + 2 * self.sharing
-        heads = [start + share * mine + i for start in (0, side) for i in range(mine)]
-        shares = [2 * side + share, 2 * side + self.sharing + share]
-        kv_heads = self.tp_group.size() // self.sharing
-        return [group * block + place for place in (*heads, *shares)], kv_heads * block
+
+def shared_blocks(rank: int, *, sharing: int, heads: int) -> list[int]:
+    """Which blocks of E / N rows of the whole `linear_qkv` tensor-parallel rank `rank` holds, in its order.
+
+    Args:
+        rank: which one.
+        sharing: N, ranks that share a key/value head.
+        heads: query heads of a key/value head.
+    """
+    group, share = divmod(rank, sharing)
+    side = heads * sharing
+    queries = [share * heads + block for block in range(heads)]
+    gates = [side + block for block in queries]
+    key, value = 2 * side + share, 2 * side + sharing + share
+    return [group * (2 * side + 2 * sharing) + block for block in (*queries, *gates, key, value)]
 
 
 def _ranks_per_kv_head(model: Qwen35Config, ranks: int) -> int:

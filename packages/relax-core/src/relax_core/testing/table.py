@@ -70,6 +70,7 @@ ROWS: tuple[Row, ...] = (
     Row("tp4-sp-two-kv-heads", 4, {"tensor": 4, "sequence": True}, model={"linear_num_key_heads": 4}, mtp=1),
     Row("tp2-cp2-one-kv-head", 4, {**_TP, **_CP}, model=_ONE_KV_HEAD),
     Row("tp2-cp2-one-kv-head-heads", 4, {**_TP, **_CP, **_BY_HEADS}, model=_ONE_KV_HEAD),
+    Row("tp2-cp2-heads-heads-mtp1", 4, {**_TP, **_CP, **_BY_HEADS}, model={"linear_num_key_heads": 4}, mtp=1),
     # Experts: with the balance loss on, over expert ranks, with experts cut by tensor ranks and whole.
     Row(
         "moe-micro-batches",

@@ -142,8 +142,8 @@ def join_heads(x_THF: torch.Tensor, layout: PackedLayout, group: Any) -> torch.T
     ranks = group.size()
     sent_TP = take(x_THF.flatten(1), gathered_order(layout, x_THF.device)[1])
     received_RTP = all_to_all(group, sent_TP).view(ranks, layout.local_total, -1)
-    joined: torch.Tensor = received_RTP.transpose(0, 1).reshape(layout.local_total, -1, x_THF.shape[-1])
-    return joined
+    joined: torch.Tensor = received_RTP.transpose(0, 1).contiguous()
+    return joined.view(layout.local_total, -1, x_THF.shape[-1])
 
 
 def _positions(ranges: Ranges) -> np.ndarray:

@@ -1,0 +1,33 @@
+"""More tensor-parallel ranks than key/value heads: which rows of the fused projection a rank holds."""
+
+import pytest
+import torch
+from relax_bridge.partition import GroupedSplit
+from relax_core.model import Qwen35Config
+from relax_core.model.attention import _ranks_per_kv_head, shared_blocks
+
+
+def test_eight_ranks_share_two_heads_as_the_bridge_cuts_them():
+    # 16 query heads of 256 features on 2 key/value heads, as published for Qwen3.5-35B-A3B.
+    split = GroupedSplit(2, 8, 256, 2)
+    whole = torch.arange(split.whole)
+    held = [shared_blocks(rank, sharing=4, heads=8) for rank in range(8)]
+    # Two query heads of four blocks, as many gates, a block of the key and one of the value.
+    assert held[5] == [72 + block for block in (*range(8, 16), *range(40, 48), 65, 69)]
+    for rank, blocks in enumerate(held):
+        rows = torch.cat([whole[64 * block : 64 * (block + 1)] for block in blocks])
+        assert torch.equal(rows, split.shard(whole, rank, 8))
+    assert sorted(block for blocks in held for block in blocks) == list(range(split.whole // 64))
+
+
+@pytest.mark.parametrize(("ranks", "sharing"), [(1, 1), (2, 1), (4, 2), (8, 4)])
+def test_ranks_divide_the_heads_or_share_them(config_of, ranks, sharing):
+    model = Qwen35Config.from_hf(config_of(num_attention_heads=8, num_key_value_heads=2))
+    assert _ranks_per_kv_head(model, ranks) == sharing
+
+
+@pytest.mark.parametrize("ranks", [3, 6, 16])
+def test_other_numbers_of_ranks_are_refused(config_of, ranks):
+    model = Qwen35Config.from_hf(config_of(num_attention_heads=8, num_key_value_heads=2))
+    with pytest.raises(ValueError, match=f"do not spread over {ranks} .* a multiple of 2 that divides 8"):
+        _ranks_per_kv_head(model, ranks)
