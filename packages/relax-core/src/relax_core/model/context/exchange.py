@@ -27,24 +27,34 @@ class Selection:
         index_S: rows taken; each row of the input at least once.
         first_T: for each input row its first place among them.
         again_place, again_row: the further places of rows that are taken more than once, and those rows.
+        all_in_order: whether the rows are the input itself.
     """
 
     index_S: torch.Tensor
     first_T: torch.Tensor
     again_place: torch.Tensor
     again_row: torch.Tensor
+    all_in_order: bool
 
     @classmethod
     def of(cls, index_S: np.ndarray, device: torch.device) -> "Selection":
         """The selection of rows `index_S` (host), its tables on `device`."""
-        _rows, first = np.unique(index_S, return_index=True)
-        again = np.setdiff1d(np.arange(len(index_S)), first)
-        tables = (index_S, first, again, index_S[again])
-        return cls(*(torch.from_numpy(np.asarray(table, dtype=np.int64)).to(device) for table in tables))
+        places = np.arange(len(index_S))
+        host_first = np.empty(index_S.max() + 1, dtype=np.int64)
+        # Of several places the one that is written last stays.
+        host_first[index_S[::-1]] = places[::-1]
+        again = places[host_first[index_S] != places]
+        index, first, again_place, again_row = (
+            torch.from_numpy(np.asarray(table, dtype=np.int64)).to(device)
+            for table in (index_S, host_first, again, index_S[again])
+        )
+        return cls(index, first, again_place, again_row, np.array_equal(index_S, places))
 
 
 def take(x_T: torch.Tensor, selection: Selection) -> torch.Tensor:
     """`x_T[selection.index_S]`; the gradient is gathered, not scattered, so that its order is fixed."""
+    if selection.all_in_order:
+        return x_T
     return cast(torch.Tensor, _Take.apply(x_T, selection))  # type: ignore[no-untyped-call]
 
 
