@@ -3,12 +3,10 @@
 from relax_core.upstream.correction import Correction
 from relax_core.upstream.distributed_optimizer import GROUP_ORDER
 from relax_core.upstream.import_time import JIT_FUSER
-from relax_core.upstream.moe_router import ROUTER_GEMM
 from relax_core.upstream.recompute import NORM_RECOMPUTE
 
 _ALL: tuple[Correction, ...] = (
     GROUP_ORDER,
-    ROUTER_GEMM,
     NORM_RECOMPUTE,
     JIT_FUSER,
 )
