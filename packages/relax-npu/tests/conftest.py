@@ -14,7 +14,13 @@ import pytest
 import relax_npu
 
 TORCH = """
+    import sys, types
     calls = []
+    cuda = sys.modules["torch.cuda"] = types.ModuleType("torch.cuda")
+    cuda.random = types.ModuleType("torch.cuda.random")
+    cuda._lazy_call = lambda call: None
+    class Tensor:
+        def type(self): return "torch.npu.FloatTensor"
     def manual_seed(seed): calls.append(("torch.manual_seed", seed))
     class device:
         def __init__(self, type, index): self.type, self.index = type, index

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from relax_npu import hccl, visible
 from relax_npu.probe import ProbeState, probe
+from relax_npu.upstream import megatron
 
 if TYPE_CHECKING:
     import torch
@@ -87,8 +88,10 @@ class NpuDevice:
             VisibleDevicesError: ASCEND_RT_VISIBLE_DEVICES is malformed (CANN would not say so).
         """
         visible.parse_visible(os.environ.get(visible.VARIABLE, ""))
-        _torch()
-        _import("torch_npu.contrib.transfer_to_npu")
+        loaded = _torch()
+        with megatron.transferring(loaded):
+            _import("torch_npu.contrib.transfer_to_npu")
+        megatron.name_types(loaded.Tensor)
 
     def init(self, local_rank: int = 0) -> "torch.device":
         """Takes the NPU of `local_rank` among the visible ones. Calls `prepare`.
