@@ -24,18 +24,27 @@ def test_names_are_unique() -> None:
 
 @dataclass(frozen=True)
 class Twice(Target):
-    """Makes every call twice and asserts equal bits, gradients included; a third time for the case itself."""
+    """Makes every call twice and asserts equal bits, gradients included; a third time for the case itself.
+
+    The first two on copies, for operators that change their tensors.
+    """
 
     def run(self, op: str, *args: Any, **kwargs: Any) -> Any:
         inputs = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor) and x.requires_grad]
         results = []
         for _ in range(2):
-            result = super().run(op, *args, **kwargs)
+            copies = [_copy(x) for x in args]
+            result = super().run(op, *copies, **kwargs)
             outputs = result if isinstance(result, tuple) else (result,)
-            results.append([*outputs, *grads_of([x for x in outputs if _floating(x)], inputs)])
+            gradients = grads_of([x for x in outputs if _floating(x)], inputs)
+            results.append([*outputs, *gradients, *(x for x in copies if isinstance(x, torch.Tensor))])
         for first, second in zip(*results, strict=True):
             assert first is second or torch.equal(first, second)
         return super().run(op, *args, **kwargs)
+
+
+def _copy(x: Any) -> Any:
+    return x.clone() if isinstance(x, torch.Tensor) and not x.requires_grad else x
 
 
 def _floating(x: torch.Tensor | None) -> bool:

@@ -110,7 +110,6 @@ def test_gradients_are_clipped_to_the_norm(make_trainer, samples, objective):
     ("settings", "words"),
     [
         ({"gradient_precision": "bf16"}, "set gradient_precision to fp32, or precision to bf16"),
-        ({"moment_precision": "bf16", "beta2": 0.999}, "set beta2 to at most 0.99"),
         ({"overlap_param_gather": True}, "set overlap_grad_reduce to true"),
     ],
 )

@@ -6,7 +6,7 @@ from relax_kernels.contract import Backend, Call
 from relax_kernels.cu_seqlens import CuSeqlens
 from relax_kernels.errors import BackendUnavailable, InvalidInput, NoBackend
 from relax_kernels.explanation import explain
-from relax_kernels.ops.adam import adamw_step, join_float32, split_float32
+from relax_kernels.ops.adam import adamw_step
 from relax_kernels.ops.attention import attention
 from relax_kernels.ops.conv import causal_conv1d, causal_conv1d_step
 from relax_kernels.ops.delta_gates import delta_gates
@@ -25,6 +25,7 @@ from relax_kernels.ops.logprob import LogProbs, linear_logprob
 from relax_kernels.ops.norms import add_rms_norm, gated_rms_norm, rms_norm
 from relax_kernels.ops.rotary import rotary, rotary_cos_sin
 from relax_kernels.registry import Explanation, backends, set_strict
+from relax_kernels.split_float import join_float32, split_float32
 
 __version__ = version("relax-kernels")
 

@@ -58,11 +58,11 @@ def calls() -> dict[str, tuple[tuple[torch.Tensor | None, ...], dict[str, Any]]]
     turn = normal(T, 8, seed=1).detach()
     steps = [x[:3] for x in (*heads, g, beta)]
     adam = (normal(3000, seed=seed).detach() for seed in range(3))
-    square, rest = normal(3000, seed=3).detach().square(), torch.arange(3000, dtype=torch.int16) * 20
+    square, rest = normal(3000, seed=3).detach().square(), torch.arange(3000) * 20 - 30000
     return {
         "adamw_step": (
-            (next(adam).bfloat16(), next(adam).bfloat16(), next(adam), square, rest),
-            {"step": 3, "grad_scale": 0.5, **OPTIONS},
+            (*(x.bfloat16() for x in (*adam, square)), rest.to(torch.int16)),
+            {"step": 3, "grad_scale": 0.5, "seed": 2**32 - 5, "first": 2**32 + 77, **OPTIONS},
         ),
         "gated_delta_rule": (
             (*heads, g, beta),

@@ -63,7 +63,12 @@ def leaf(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 CALLS: dict[str, tuple[Callable[[], tuple[Any, ...]], dict[str, Any], set[str]]] = {
     "adamw_step": (
         lambda: (*(leaf(T).detach() for _ in range(4)), torch.zeros(T, dtype=torch.int16)),
-        {"step": 3, "grad_scale": 0.5, **OPTIONS},
+        {"step": 3, "grad_scale": 0.5, "seed": 2**32 - 5, "first": 77, **OPTIONS},
+        {"adamw_kernel"},
+    ),
+    "adamw_step in float32": (
+        lambda: (*(leaf(T, dtype=torch.float32).detach() for _ in range(4)), None),
+        {"step": 1, "grad_scale": 1.0, "seed": 0, "first": 0, **OPTIONS},
         {"adamw_kernel"},
     ),
     "causal_conv1d": (
@@ -129,7 +134,7 @@ CALLS: dict[str, tuple[Callable[[], tuple[Any, ...]], dict[str, Any], set[str]]]
 def test_both_passes_compile(op: str, compiled: list[str]) -> None:
     inputs, options, kernels = CALLS[op]
     tensors = inputs()
-    result = TritonBackend().implementation(op)(*tensors, **options)
+    result = TritonBackend().implementation(op.split()[0])(*tensors, **options)
     outputs = [x for x in (result if isinstance(result, tuple) else (result,)) if x is not None]
     wanted = [x for x in tensors if isinstance(x, torch.Tensor) and x.requires_grad]
     if wanted:

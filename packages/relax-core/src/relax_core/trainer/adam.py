@@ -7,14 +7,26 @@ copy of 32. Bytes per bfloat16 weight, gradient included: 16 with float32 gradie
 bfloat16 ones.
 """
 
-from collections.abc import Callable, Iterable
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
 from relax_kernels import adamw_step, join_float32, split_float32
 from torch import Tensor
 
 _MASTER = "master_param"
+
+
+class Place(NamedTuple):
+    """What decides how the states of a shard are rounded: the same however ranks share its weight.
+
+    Attributes:
+        seed: of the weight.
+        first: place of the shard's first element in the weight.
+    """
+
+    seed: int
+    first: int
 
 
 class Adam(torch.optim.Optimizer):
@@ -26,13 +38,17 @@ class Adam(torch.optim.Optimizer):
     Args:
         groups: parameter groups: "params", "lr", "weight_decay", "betas", "eps" and whatever their owner
             keeps there.
+        places: of every parameter.
         state_dtype: of both running means, torch.float32 or torch.bfloat16.
     """
 
-    def __init__(self, groups: Iterable[dict[str, Any]], *, state_dtype: torch.dtype) -> None:
+    def __init__(
+        self, groups: Iterable[dict[str, Any]], places: Mapping[Tensor, Place], *, state_dtype: torch.dtype
+    ) -> None:
         # Megatron's shards are views, which torch refuses as parameters when it is asked.
         super().__init__([torch.zeros(0)], {})
         self.param_groups = [{**group, "step": group.get("step", 0)} for group in groups]
+        self.places = places
         self.grad_scale = 1.0
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -64,6 +80,8 @@ class Adam(torch.optim.Optimizer):
                     eps=group["eps"],
                     weight_decay=group["weight_decay"],
                     grad_scale=self.grad_scale,
+                    seed=self.places[parameter].seed,
+                    first=self.places[parameter].first,
                 )
         self.grad_scale = 1.0
 
@@ -105,6 +123,18 @@ class Adam(torch.optim.Optimizer):
         for group, loaded in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group.update({key: value for key, value in loaded.items() if key != "params"})
             group["step"] = int(group["step"])
+
+
+def shard_places(optimizer: Any, chunks: Sequence[Any]) -> dict[Tensor, Place]:
+    """Places of all shards in one of Megatron's distributed optimizers of the model `chunks`."""
+    seeds = {weight: seed for seed, weight in enumerate(w for chunk in chunks for w in chunk.parameters())}
+    weights = [*optimizer.model_fp32_groups, *optimizer.model_float16_groups]
+    shards = [*optimizer.shard_fp32_groups, *optimizer.shard_float16_groups]
+    return {
+        shard: Place(seeds[weight], optimizer._get_model_param_range_map(weight)["param"].start)
+        for weight_group, shard_group in zip(weights, shards, strict=True)
+        for weight, shard in zip(weight_group, shard_group, strict=True)
+    }
 
 
 def _split(parameter: Tensor) -> bool:

@@ -16,7 +16,7 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from torch import nn
 
-from relax_core.trainer.adam import Adam
+from relax_core.trainer.adam import Adam, shard_places
 from relax_core.trainer.config import TrainerConfig
 
 
@@ -154,7 +154,8 @@ def _make_optimizer(wrapped: list[Any], config: TrainerConfig) -> Any:
     states = torch.bfloat16 if config.moment_precision == "bf16" else torch.float32
     for one in optimizer.chained_optimizers:
         if getattr(one, "optimizer", None) is not None:
-            one.optimizer = Adam(one.optimizer.param_groups, state_dtype=states)
+            places = shard_places(one, wrapped)
+            one.optimizer = Adam(one.optimizer.param_groups, places, state_dtype=states)
     return optimizer
 
 

@@ -5,6 +5,8 @@ N elements.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from relax_kernels.check import Checker
@@ -28,6 +30,8 @@ def adamw_step(
     eps: float,
     weight_decay: float,
     grad_scale: float = 1.0,
+    seed: int = 0,
+    first: int = 0,
     backend: str | None = None,
 ) -> None:
     """One step of AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101, algorithm 2); changes its tensors.
@@ -40,6 +44,12 @@ def adamw_step(
     square are used before they are rounded to their dtype. With `rest_N` the weight is a float32 number: its
     upper 16 bits, rounded to nearest, are the bfloat16 weight, its lower 16 bits are `rest_N`; nothing is
     lost. See `join_float32` and `split_float32`.
+
+    A mean or square in bfloat16 is rounded up or down at random, as often to either as the number is near to
+    the other: what a step adds is right on average however small it is. Rounded to nearest, it would stand
+    still wherever a step changes it by less than half the distance of bfloat16 numbers, 1/512 to 1/256 of it:
+    with beta2 = 0.999 squares would never fall, with 0.95 stop up to 8 % off. The random bits are a hash of
+    (seed, step, first + index): the same step gives the same bits, and so do its shards one by one.
 
     Args:
         weight_N: float32 or float64; bfloat16 with `rest_N`.
@@ -54,13 +64,16 @@ def adamw_step(
         eps: added to the root.
         weight_decay: decoupled.
         grad_scale: factor of the gradient, for clipping.
+        seed: of the random rounding, in [0, 2^32); give every weight tensor another one.
+        first: place of the first element in the tensor of which this is a shard.
         backend: name of the backend to use; None lets the registry choose.
 
     Raises:
-        InvalidInput: shapes or dtypes do not fit together, or a tensor is not contiguous.
+        InvalidInput: shapes or dtypes do not fit together, a tensor is not contiguous, or a number is out of
+            its range.
         NoBackend: no backend serves the call.
     """
-    options = {
+    options: dict[str, Any] = {
         "step": step,
         "lr": lr,
         "beta1": beta1,
@@ -68,8 +81,10 @@ def adamw_step(
         "eps": eps,
         "weight_decay": weight_decay,
         "grad_scale": grad_scale,
+        "seed": seed,
+        "first": first,
     }
-    call = adamw_step_call(weight_N, grad_N, mean_N, square_N, rest_N, **options)  # type: ignore[arg-type]
+    call = adamw_step_call(weight_N, grad_N, mean_N, square_N, rest_N, **options)
     with torch.no_grad():
         implementation(call, backend)(weight_N, grad_N, mean_N, square_N, rest_N, **options)
 
@@ -88,6 +103,8 @@ def adamw_step_call(
     eps: float,
     weight_decay: float,
     grad_scale: float = 1.0,
+    seed: int = 0,
+    first: int = 0,
 ) -> Call:
     """Check the inputs of `adamw_step` and describe the call."""
     check = Checker("adamw_step")
@@ -102,7 +119,11 @@ def adamw_step_call(
         tensors.append(rest_N)
     check.require(all(x.is_contiguous() for x in tensors), "every tensor must be contiguous")
     check.require(step >= 1, f"step counts from 1, given {step}")
-    options = {
+    for name, beta in (("beta1", beta1), ("beta2", beta2)):
+        check.require(0 <= beta < 1, f"{name} must be in [0, 1), given {beta}")
+    check.require(0 <= seed < 2**32, f"seed must be in [0, 2^32), given {seed}")
+    check.require(first >= 0, f"first must not be negative, given {first}")
+    options: dict[str, Any] = {
         "step": step,
         "lr": lr,
         "beta1": beta1,
@@ -110,20 +131,8 @@ def adamw_step_call(
         "eps": eps,
         "weight_decay": weight_decay,
         "grad_scale": grad_scale,
+        "seed": seed,
+        "first": first,
     }
     with torch.no_grad():
         return check.call(tensors, options)
-
-
-def split_float32(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(bfloat16 nearest to x, halves away from 0; int16 that completes it to x)."""
-    bits = x.contiguous().view(torch.int32)
-    rest = bits.to(torch.int16)
-    upper = ((bits >> 16) + (rest < 0)).to(torch.int16)
-    return upper.view(torch.bfloat16), rest
-
-
-def join_float32(upper: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
-    """The float32 numbers that `split_float32` split, bit for bit."""
-    high = upper.contiguous().view(torch.int16).to(torch.int32) - (rest < 0).to(torch.int32)
-    return ((high << 16) | (rest.to(torch.int32) & 0xFFFF)).view(torch.float32)

@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from relax_kernels.ops.adam import join_float32, split_float32
+from relax_kernels.split_float import join_float32, split_float32
 from relax_kernels.testing.case import Case, dtype_name
 from relax_kernels.testing.compare import assert_near
 from relax_kernels.testing.target import Target

@@ -1,4 +1,4 @@
-"""AdamW in torch.
+"""AdamW in torch, and the random bits of its rounding.
 
 N elements.
 """
@@ -7,7 +7,13 @@ from __future__ import annotations
 
 import torch
 
-from relax_kernels.ops.adam import join_float32, split_float32
+from relax_kernels.split_float import cut_to_bfloat16, join_float32, split_float32
+
+SLICE = 2**24
+"""Elements worked on at once, which bounds the temporaries."""
+_MASK = 0xFFFFFFFF
+_ROUNDS = ((16, 0x7FEB352D), (15, 0x846CA68B))
+"""Shifts and factors of the 32-bit hash "lowbias32" (C. Wellons, https://nullprogram.com/blog/2018/07/31/)."""
 
 
 def adamw_step(
@@ -24,17 +30,54 @@ def adamw_step(
     eps: float,
     weight_decay: float,
     grad_scale: float,
+    seed: int,
+    first: int,
 ) -> None:
     """See `relax_kernels.adamw_step`."""
-    exact_N = weight_N if rest_N is None else join_float32(weight_N, rest_N)
-    g_N = grad_N.to(exact_N.dtype) * grad_scale
-    m_N = mean_N.to(exact_N.dtype) * beta1 + g_N * (1 - beta1)
-    v_N = square_N.to(exact_N.dtype) * beta2 + g_N.square() * (1 - beta2)
+    rate, root_scale = lr / (1 - beta1**step), (1 - beta2**step) ** -0.5
+    start = noise_start(seed, step, first)
+    for begin in range(0, weight_N.numel(), SLICE):
+        part = slice(begin, begin + SLICE)
+        exact_N = weight_N[part] if rest_N is None else join_float32(weight_N[part], rest_N[part])
+        g_N = grad_N[part].to(exact_N.dtype) * grad_scale
+        m_N = mean_N[part].to(exact_N.dtype) * beta1 + g_N * (1 - beta1)
+        v_N = square_N[part].to(exact_N.dtype) * beta2 + g_N.square() * (1 - beta2)
+        _store(mean_N[part], m_N, square_N[part], v_N, start + begin)
+        # One sum, since 1 - lr weight_decay may lie nearer to 1 than float32 can tell.
+        change_N = v_N.sqrt_().mul_(root_scale).add_(eps).reciprocal_().mul_(m_N).mul_(rate)
+        exact_N.sub_(change_N.add_(exact_N, alpha=lr * weight_decay))
+        if rest_N is not None:
+            upper_N, lower_N = split_float32(exact_N)
+            weight_N[part].copy_(upper_N)
+            rest_N[part].copy_(lower_N)
+
+
+def _store(
+    mean_N: torch.Tensor, m_N: torch.Tensor, square_N: torch.Tensor, v_N: torch.Tensor, start: int
+) -> None:
+    """Writes the new mean and square; bfloat16 ones with the lower and the upper half of the random bits."""
+    if mean_N.dtype == torch.bfloat16:
+        noise_N = noise_bits(start, m_N)
+        m_N = cut_to_bfloat16(m_N.float(), noise_N & 0xFFFF)
+        v_N = cut_to_bfloat16(v_N.float(), noise_N >> 16)
     mean_N.copy_(m_N)
     square_N.copy_(v_N)
-    root_N = v_N.sqrt_().mul_((1 - beta2**step) ** -0.5).add_(eps)
-    exact_N.mul_(1 - lr * weight_decay).addcdiv_(m_N, root_N, value=-lr / (1 - beta1**step))
-    if rest_N is not None:
-        upper_N, lower_N = split_float32(exact_N)
-        weight_N.copy_(upper_N)
-        rest_N.copy_(lower_N)
+
+
+def noise_start(seed: int, step: int, first: int) -> int:
+    """What element 0 of a shard hashes in a step, and the next ones one more each; in [0, 2^32)."""
+    return (_hash((_hash(seed) + step) & _MASK) + first) & _MASK
+
+
+def noise_bits(start: int, like_N: torch.Tensor) -> torch.Tensor:
+    """32 random bits for each element, as int64: the hashes of start, start + 1, ..."""
+    x_N = torch.arange(like_N.numel(), device=like_N.device) + start & _MASK
+    for shift, factor in _ROUNDS:
+        x_N = (x_N ^ (x_N >> shift)) * factor & _MASK
+    return x_N ^ (x_N >> 16)
+
+
+def _hash(x: int) -> int:
+    for shift, factor in _ROUNDS:
+        x = (x ^ (x >> shift)) * factor & _MASK
+    return x ^ (x >> 16)

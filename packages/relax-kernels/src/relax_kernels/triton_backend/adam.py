@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from relax_kernels.torch_backend.adam import noise_start
 from relax_kernels.triton_backend.jit import jit
 from relax_kernels.triton_backend.launch import on_device_of
 
@@ -23,10 +24,13 @@ def adamw_kernel(
     mean: tl.tensor,
     square: tl.tensor,
     size: tl.tensor,
+    start: tl.tensor,
     beta1: tl.tensor,
     beta2: tl.tensor,
+    share1: tl.tensor,
+    share2: tl.tensor,
     eps: tl.tensor,
-    kept: tl.tensor,
+    decay: tl.tensor,
     rate: tl.tensor,
     root_scale: tl.tensor,
     grad_scale: tl.tensor,
@@ -35,33 +39,55 @@ def adamw_kernel(
 ) -> None:
     """One step; grid (N / B,). SPLIT: the weight is bfloat16 and `rest` its lower 16 bits.
 
-    kept = 1 - lr weight_decay, rate = lr / (1 - beta1^step), root_scale = (1 - beta2^step)^(-1/2).
+    share = 1 - beta, decay = lr weight_decay, rate = lr / (1 - beta1^step), root_scale =
+    (1 - beta2^step)^(-1/2). Element i rounds by the hash of start + i.
     """
     place = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
     inside = place < size
     if SPLIT:
         upper_B = tl.load(weight + place, mask=inside, other=0.0).to(tl.int16, bitcast=True).to(tl.int32)
         rest_B = tl.load(rest + place, mask=inside, other=0).to(tl.int32)
-        upper_B -= (rest_B < 0).to(tl.int32)
-        weight_B = ((upper_B << 16) | (rest_B & 0xFFFF)).to(tl.float32, bitcast=True)
+        weight_B = ((upper_B << 16) + rest_B).to(tl.float32, bitcast=True)
     else:
         weight_B = tl.load(weight + place, mask=inside, other=0.0)
     grad_B = tl.load(grad + place, mask=inside, other=0.0).to(tl.float32) * grad_scale
     mean_B = tl.load(mean + place, mask=inside, other=0.0).to(tl.float32)
     square_B = tl.load(square + place, mask=inside, other=0.0).to(tl.float32)
-    mean_B = mean_B * beta1 + grad_B * (1.0 - beta1)
-    square_B = square_B * beta2 + grad_B * grad_B * (1.0 - beta2)
-    tl.store(mean + place, mean_B.to(mean.dtype.element_ty), mask=inside)
-    tl.store(square + place, square_B.to(square.dtype.element_ty), mask=inside)
-    weight_B = weight_B * kept - rate * (mean_B / (tl.sqrt(square_B) * root_scale + eps))
+    mean_B = mean_B * beta1 + grad_B * share1
+    square_B = square_B * beta2 + grad_B * grad_B * share2
+    if mean.dtype.element_ty == tl.bfloat16:
+        noise_B = hash_bits((place + start).to(tl.uint32))
+        tl.store(mean + place, cut_to_bfloat16(mean_B, (noise_B & 0xFFFF).to(tl.int32)), mask=inside)
+        tl.store(square + place, cut_to_bfloat16(square_B, (noise_B >> 16).to(tl.int32)), mask=inside)
+    else:
+        tl.store(mean + place, mean_B, mask=inside)
+        tl.store(square + place, square_B, mask=inside)
+    weight_B -= decay * weight_B + rate * (mean_B / (tl.sqrt(square_B) * root_scale + eps))
     if SPLIT:
-        bits_B = weight_B.to(tl.int32, bitcast=True)
-        rest_B = (bits_B << 16) >> 16
-        upper_B = (bits_B >> 16) + (rest_B < 0).to(tl.int32)
-        tl.store(weight + place, upper_B.to(tl.int16).to(tl.bfloat16, bitcast=True), mask=inside)
-        tl.store(rest + place, rest_B.to(tl.int16), mask=inside)
+        tl.store(weight + place, cut_to_bfloat16(weight_B, 0x8000), mask=inside)
+        tl.store(rest + place, bits_of(weight_B).to(tl.int16), mask=inside)
     else:
         tl.store(weight + place, weight_B, mask=inside)
+
+
+@jit
+def hash_bits(x: tl.tensor) -> tl.tensor:
+    """Return the hashes of uint32 numbers that `torch_backend.adam.noise_bits` gives."""
+    x = (x ^ (x >> 16)) * 0x7FEB352D
+    x = (x ^ (x >> 15)) * 0x846CA68B
+    return x ^ (x >> 16)
+
+
+@jit
+def bits_of(x: tl.tensor) -> tl.tensor:
+    """Return the bits of float32 numbers; every NaN as the one that stays NaN without its lower half."""
+    return tl.where(x != x, 0x7FC00000, x.to(tl.int32, bitcast=True))
+
+
+@jit
+def cut_to_bfloat16(x: tl.tensor, added: tl.tensor) -> tl.tensor:
+    """Return float32 numbers cut to bfloat16 after adding to their bits; see `split_float.cut_to_bfloat16`."""
+    return ((bits_of(x) + added) >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
 
 
 def adamw_step(
@@ -78,11 +104,14 @@ def adamw_step(
     eps: float,
     weight_decay: float,
     grad_scale: float,
+    seed: int,
+    first: int,
 ) -> None:
     """See `relax_kernels.adamw_step`."""
     size = weight_N.numel()
     if not size:
         return
+    start = noise_start(seed, step, first)
     with on_device_of(weight_N):
         adamw_kernel[(triton.cdiv(size, TILE),)](
             weight_N,
@@ -91,10 +120,14 @@ def adamw_step(
             mean_N,
             square_N,
             size,
+            # As int32, so that the kernel is compiled for one type of it.
+            start - 2**32 if start >= 2**31 else start,
             beta1,
             beta2,
+            1 - beta1,
+            1 - beta2,
             eps,
-            1 - lr * weight_decay,
+            lr * weight_decay,
             lr / (1 - beta1**step),
             (1 - beta2**step) ** -0.5,
             grad_scale,
