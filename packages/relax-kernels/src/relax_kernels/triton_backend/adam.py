@@ -86,7 +86,7 @@ def bits_of(x: tl.tensor) -> tl.tensor:
 
 @jit
 def cut_to_bfloat16(x: tl.tensor, added: tl.tensor) -> tl.tensor:
-    """Return float32 numbers cut to bfloat16 after adding to their bits; see `split_float.cut_to_bfloat16`."""
+    """Return float32 numbers cut to bfloat16 after adding to their bits, as `split_float` does it."""
     return ((bits_of(x) + added) >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
 
 
