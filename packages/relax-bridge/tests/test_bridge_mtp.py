@@ -122,6 +122,15 @@ def test_choices_that_cannot_help_name_both_numbers_and_what_can(
         adapted(source, wanted, **options)
 
 
+def test_a_directory_without_weights_gets_its_config_alone(make, tiny_config):
+    source = make(tiny_config())
+    (source.path / "model.safetensors").unlink()
+    bare = Checkpoint.open(source.path, weights=False)
+    _, view = adapted(bare, 3)
+    assert (view.names, view.config["mtp_num_hidden_layers"], view.config_changed) == ((), 3, True)
+    assert adapted(bare, 1)[1] is bare
+
+
 @pytest.mark.parametrize("nested", [False, True])
 def test_an_export_with_more_layers_says_so_in_its_config(make, tiny_config, tmp_path, nested):
     config = tiny_config(mtp_num_hidden_layers=0)

@@ -29,7 +29,7 @@ def adapt_mtp(
     config says the model's number.
 
     Args:
-        checkpoint: with k layers.
+        checkpoint: with k layers; of one without weights only the config is changed.
         table: the map of the model, with n layers.
         init: `copy`: layer j >= k is layer j % k again. `random`: the weights of the added layers are drawn,
             matrices from a normal distribution, norms (stored zero-centred) as zeros. `truncate`: layers from
@@ -41,8 +41,10 @@ def adapt_mtp(
         MtpMismatchError: the numbers differ and `init` is None or cannot bridge them; both are named.
     """
     stored, wanted = mtp_layers_of(checkpoint.names), table.mtp_layers
-    if stored == wanted:
-        return checkpoint
+    if stored == wanted or not checkpoint.names:
+        said = _said(checkpoint.config)
+        silent = said is None and (wanted == 0 or bool(checkpoint.names))
+        return checkpoint if silent or said == wanted else _MtpView(checkpoint, wanted)
     both = f"{checkpoint.path} holds {stored} MTP layers and the model has {wanted}"
     if init is None:
         table.check(checkpoint)
@@ -107,8 +109,7 @@ class _MtpView(Checkpoint):
         self._std, self._seed = std, seed
         self._stored = {name: at for name, at in base._stored.items() if name not in (dropped or ())}
         self._stored |= {name: base._stored[source] for name, source in self._alias.items()}
-        last = base.files[-1]
-        self._stored |= {name: Stored(last, shape, dtype) for name, shape in self._drawn.items()}
+        self._stored |= {name: Stored(base.files[-1], shape, dtype) for name, shape in self._drawn.items()}
 
     def tensor(self, name: str) -> Tensor:
         """Reads or draws one tensor."""
@@ -145,6 +146,13 @@ class _MtpView(Checkpoint):
         key = hashlib.sha256(f"{self._seed}/{name}/{place}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "little") % 2**63)
         return (torch.randn(shape, generator=generator) * self._std).to(dtype)
+
+
+def _said(config: Mapping[str, Any]) -> int | None:
+    """The number of MTP layers that a config speaks of; None where it is silent."""
+    text = config.get("text_config")
+    said: int | None = (text if isinstance(text, Mapping) else config).get("mtp_num_hidden_layers")
+    return said
 
 
 def _with_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from relax_bridge import Checkpoint, ModelMap, model_map, write_checkpoint
+from relax_bridge import Checkpoint, ModelMap, adapt_mtp, model_map, write_checkpoint
 from torch import Tensor
 
 from relax_core.assets import locate
@@ -65,12 +65,11 @@ def open_session(config: RelaxConfig) -> Iterator[Session]:
     started = time.perf_counter()
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
-    source = open_checkpoint(config.model.path, weights=not config.model.random_weights)
+    source, weights = _open_model(config)
     sizes = Qwen35Config.from_hf(source.config)
     tokenizer = load_tokenizer(source.path)
     world = initialise(choose_device(config.run.device), seed=config.run.seed % 2**31)
     try:
-        weights = model_map(source.config, names=source.names or None)
         policy = _load(source, weights, sizes, config, world)
         reference = (
             _load_reference(policy, sizes, config, world) if config.algorithm.needs_reference else None
@@ -92,6 +91,14 @@ def open_session(config: RelaxConfig) -> Iterator[Session]:
         yield Session(world, source, weights, tokenizer, trainer, reference)
     finally:
         shutdown()
+
+
+def _open_model(config: RelaxConfig) -> tuple[Checkpoint, ModelMap]:
+    """The checkpoint to start from, with the draft layers that `config.mtp` asks for, and its weight map."""
+    source = open_checkpoint(config.model.path, weights=not config.model.random_weights)
+    std = Qwen35Config.from_hf(source.config).init_std
+    weights = model_map(source.config, names=source.names or None, mtp_layers=config.mtp.layers)
+    return adapt_mtp(source, weights, init=config.mtp.init, std=std, seed=config.run.seed), weights
 
 
 def choose_device(wanted: str) -> str:

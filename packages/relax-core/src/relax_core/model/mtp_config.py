@@ -1,5 +1,7 @@
 """Settings of multi-token prediction: how much its loss counts, and what its gradient may reach."""
 
+from typing import Literal
+
 from relax_core.config.section import Section, setting
 
 
@@ -8,6 +10,14 @@ class MtpConfig(Section):
 
     loss_coefficient: float = setting(
         0.1, "Weight of the draft layers' loss, shared equally by the depths; 0 leaves them untrained.", ge=0
+    )
+    layers: int | None = setting(
+        None, "Draft layers of the model; null takes those of the checkpoint's config.json.", ge=0
+    )
+    init: Literal["copy", "random", "truncate"] | None = setting(
+        None,
+        "If the checkpoint holds another number of draft layers: copy repeats its layers, random draws the "
+        "added ones with run.seed, truncate leaves the last ones out; null refuses.",
     )
     repeated: int = setting(
         1,
