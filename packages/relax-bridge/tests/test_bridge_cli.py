@@ -48,6 +48,30 @@ def test_audit_json_counts_by_hand_countable_totals(tiny, capsys):
     assert (in_proj["transform"], in_proj["shape"], len(in_proj["hf"])) == ("concat", [72, 16], 4)
 
 
+def test_audit_names_the_owners_of_every_tensor(make, moe_config, capsys):
+    source = make(moe_config(num_experts=4, shared_expert_intermediate_size=12))
+    layout = ("--tensor", "2", "--pipeline", "2", "--expert", "2", "--expert-tensor", "1")
+    found = json.loads(run(capsys, "audit", source.path, "--json", *layout)[1])
+    owners = {t["megatron"]: {o["rank"]: o for o in t["owners"]} for t in found["tensors"]}
+    assert set(owners["embedding.word_embeddings.weight"]) == {0, 1, 2, 3}, "MTP reads it on the last stage"
+    assert set(owners["decoder.layers.0.mlp.experts.linear_fc1.weight3"]) == {1}
+    assert set(owners["mtp.layers.0.eh_proj.weight"]) == {2, 3}
+    moved = owners["decoder.layers.3.mlp.experts.linear_fc1.weight2"][3]
+    assert moved["name"] == "decoder.layers.1.mlp.experts.linear_fc1.weight0"
+    assert owners["decoder.layers.1.self_attention.linear_proj.weight"][0]["shape"] == [16, 16]
+    text = run(capsys, "audit", source.path, *layout)[1]
+    assert next(line for line in text.splitlines() if line.startswith("embedding.")).endswith("0-3")
+
+
+def test_a_bar_is_drawn_on_a_terminal_and_nowhere_else(tiny, capsys, monkeypatch):
+    assert run(capsys, "audit", tiny.path)[2] == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    drawn = run(capsys, "audit", tiny.path)[2]
+    assert drawn.startswith("\raudit [")
+    assert "100%" in drawn
+    assert drawn.endswith("GB/s\n")
+
+
 def test_one_flipped_element_changes_exactly_one_digest_and_diff_names_it(tiny, tmp_path, capsys):
     def flip(tensors):
         tensors["mtp.fc.weight"][3, 5] += 1

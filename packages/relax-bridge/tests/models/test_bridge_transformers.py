@@ -1,11 +1,14 @@
 """The tables against transformers' own classes: names, shapes, what it saves, what it loads, its logits."""
 
+import collections
+import functools
+import itertools
 import json
 
 import pytest
 import torch
-from relax_bridge import Checkpoint, MtpMismatchError, model_map, write_checkpoint
-from relax_bridge.models.published import PUBLISHED
+from relax_bridge import Checkpoint, Layout, MtpMismatchError, Placement, model_map, write_checkpoint
+from relax_bridge.models.published import OTHERS, PUBLISHED
 from safetensors.torch import load_file, save_file
 
 transformers = pytest.importorskip("transformers", minversion="5.12")
@@ -69,8 +72,10 @@ def class_shapes(cls, config):
         return {name: tuple(x.shape) for name, x in cls(config).state_dict().items()}
 
 
-@pytest.mark.parametrize("size", PUBLISHED)
-def test_names_and_shapes_of_every_published_size_are_those_of_transformers(size):
+@functools.cache
+def published_shapes(size):
+    """Names and shapes of a released checkpoint without its tower, from transformers and the published
+    `mtp.*`."""
     config = PUBLISHED[size]
     moe = config["model_type"].endswith("moe")
     text_config = transformers.Qwen3_5MoeTextConfig if moe else transformers.Qwen3_5TextConfig
@@ -81,7 +86,80 @@ def test_names_and_shapes_of_every_published_size_are_those_of_transformers(size
         del want["lm_head.weight"]  # an alias of the embedding, which no checkpoint stores
     # Published checkpoints are vision-language ones: the text model sits one level deeper.
     want = {name.replace("model.", "model.language_model.", 1): shape for name, shape in want.items()}
-    assert model_map(config).hf_shapes() == want | mtp_shapes(config)
+    return want | mtp_shapes(config)
+
+
+@pytest.mark.parametrize("size", PUBLISHED)
+def test_names_and_shapes_of_every_published_size_are_those_of_transformers(size):
+    assert model_map(PUBLISHED[size]).hf_shapes() == published_shapes(size)
+
+
+def with_depths(shapes, depths):
+    """The same with another number of MTP layers: none, or a second one under names of its own."""
+    trunk = {name: shape for name, shape in shapes.items() if not name.startswith("mtp.")}
+    first = {name: shape for name, shape in shapes.items() if name.startswith("mtp.")}
+    second = {
+        "mtp.layers.1." + name.removeprefix("mtp.").removeprefix("layers.0."): s for name, s in first.items()
+    }
+    return trunk | (first if depths else {}) | (second if depths > 1 else {})
+
+
+def grid(moe):
+    sizes = itertools.product((1, 2, 4, 8), (1, 2, 4), (1, 2, 8) if moe else (1,))
+    return [Layout(tensor=t, pipeline=p, expert=e, expert_tensor=1 if moe else None) for t, p, e in sizes]
+
+
+@pytest.mark.parametrize("depths", [0, 1, 2])
+@pytest.mark.parametrize(
+    "size", [pytest.param(s, marks=[pytest.mark.slow] if "-A" in s else []) for s in PUBLISHED]
+)
+def test_every_stored_row_of_every_size_has_one_sender_and_an_owner_in_every_layout(size, depths):
+    """Per layout: the rows that ranks export cover each published tensor exactly once, and who exports a
+    tensor holds it. Tensors of a row share their cuts, so rows are counted once a row of the table and ranks
+    once a tensor."""
+    moe = "num_experts" in PUBLISHED[size]["text_config"]
+    table = model_map(PUBLISHED[size], mtp_layers=depths)
+    assert table.hf_shapes() == with_depths(published_shapes(size), depths)
+    for layout in grid(moe):
+        placement = Placement(table, layout)
+        counted = set()
+        senders = collections.defaultdict(set)
+        for entry in table.entries:
+            sources = placement.sources(entry)
+            for rank, _ in sources:
+                senders[rank].add(entry.megatron)
+            if id(entry.row) not in counted:
+                counted.add(id(entry.row))
+                for part, shape in enumerate(entry.part_shapes):
+                    axis = sources[0][1].axis
+                    pieces = sorted(
+                        (piece.start, piece.size)
+                        for _, cutting in sources
+                        for piece in cutting.sends
+                        if piece.part == part
+                    )
+                    ends = list(itertools.accumulate(size for _, size in pieces))
+                    assert [start for start, _ in pieces] == [0, *ends[:-1]], (layout, entry.megatron)
+                    assert ends[-1] == shape[axis], (layout, entry.megatron)
+        # Every rank of a dense model; the first, one in between and the last of those with many experts.
+        world = layout.world_size
+        for rank in {0, world // 2, world - 1} if moe else range(world):
+            shards = placement.shards(rank)
+            assert len({(shard.chunk, shard.name) for shard in shards}) == len(shards)
+            held = {shard.entry.megatron for shard in shards}
+            assert senders[rank] <= held
+        assert set().union(*senders.values()) == {entry.megatron for entry in table.entries}
+
+
+@pytest.mark.parametrize("size", OTHERS)
+def test_names_and_shapes_of_the_other_models_are_those_of_transformers(size):
+    config = OTHERS[size]
+    kind = {"qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe", "qwen3_next": "Qwen3Next"}[config["model_type"]]
+    facts = {key: value for key, value in config.items() if not key.startswith("mtp")}
+    want = class_shapes(
+        getattr(transformers, kind + "ForCausalLM"), getattr(transformers, kind + "Config")(**facts)
+    )
+    assert model_map(config, names=want, mtp_layers=0).hf_shapes() == want
 
 
 def test_the_27b_text_model_has_the_851_tensors_that_others_count():
