@@ -1,6 +1,9 @@
 import json
+import random
 import shutil
+import threading
 
+import numpy as np
 import pytest
 import torch
 from relax_core.algorithms import AlgorithmConfig
@@ -9,6 +12,8 @@ from relax_core.model import MtpConfig
 from relax_core.run import RunDirectoryError
 from relax_core.trainer.checkpoint import (
     CheckpointError,
+    CheckpointWriter,
+    _seal,
     list_checkpoints,
     load_checkpoint,
     save_checkpoint,
@@ -149,3 +154,67 @@ def test_a_half_written_directory_is_no_checkpoint(make_trainer, samples, tmp_pa
     assert json.loads((directory / "manifest.json").read_text()).keys() >= {"common.pt", ".metadata"}
     tidy_checkpoints(tmp_path, keep=1)
     assert [path.name for path in tmp_path.iterdir()] == ["step_1"]
+
+
+def test_a_checkpoint_behind_training_hides_the_last_good_one_only_when_it_is_whole(
+    make_trainer, samples, tmp_path, monkeypatch
+):
+    trainer = make_trainer()
+    trainer.step(samples, OBJECTIVE)
+    writer = CheckpointWriter(tmp_path, trainer, keep=1, asynchronous=True)
+    writer.save(1, {})
+    writer.finish()
+    go_on = threading.Event()
+    monkeypatch.setattr("relax_core.trainer.checkpoint._seal", lambda path: go_on.wait(60) and _seal(path))
+    before = weights(trainer)
+    writer.save(2, {"at": 2})
+    trainer.step(samples, OBJECTIVE)
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step_1"]
+    go_on.set()
+    writer.finish()
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step_2"]
+    other = make_trainer()
+    assert load_checkpoint(tmp_path / "step_2", other) == {"at": 2}
+    assert all(torch.equal(before[name], tensor) for name, tensor in weights(other).items())
+
+
+def test_what_failed_behind_training_is_raised_by_the_next_save(
+    make_trainer, samples, tmp_path, file_size_limit
+):
+    writer = CheckpointWriter(tmp_path, make_trainer(), keep=1, asynchronous=True)
+    with file_size_limit(20_000):
+        writer.save(1, {})
+        with pytest.raises(RunDirectoryError, match=r"cannot write .*step_1"):
+            writer.finish()
+    writer.save(2, {})
+    writer.finish()
+    assert [path.name for path in tmp_path.iterdir()] == ["step_2"]
+
+
+def test_draft_layers_that_are_named_may_be_added_and_are_trained_from_there(make_trainer, samples, tmp_path):
+    trainer = make_trainer(mtp_layers=1)
+    trainer.step(samples, OBJECTIVE)
+    directory = save_checkpoint(tmp_path, 1, trainer, {}, keep=1)
+    larger = make_trainer(mtp_layers=2)
+    with pytest.raises(CheckpointError, match=r"missing .*mtp\.layers\.1"):
+        load_checkpoint(directory, larger)
+    with pytest.raises(CheckpointError, match=r"missing .*mtp\.layers\.1"):
+        load_checkpoint(directory, larger, added=["mtp.layers.10."])
+    fresh = weights(larger)
+    load_checkpoint(directory, larger, added=["mtp.layers.1."])
+    saved = weights(trainer)
+    for name, tensor in weights(larger).items():
+        assert torch.equal(tensor, fresh[name] if name.startswith("mtp.layers.1.") else saved[name]), name
+    larger.step(samples, OBJECTIVE)
+    assert not torch.equal(
+        weights(larger)["mtp.layers.1.eh_proj.weight"], fresh["mtp.layers.1.eh_proj.weight"]
+    )
+
+
+def test_generators_go_on_where_they_stopped(make_trainer, tmp_path):
+    trainer = make_trainer()
+    directory = save_checkpoint(tmp_path, 1, trainer, {}, keep=1)
+    drawn = torch.rand(3), np.random.rand(3).tolist(), random.random()
+    load_checkpoint(directory, trainer)
+    assert torch.equal(torch.rand(3), drawn[0])
+    assert (np.random.rand(3).tolist(), random.random()) == drawn[1:]

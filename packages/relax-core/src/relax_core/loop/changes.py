@@ -3,7 +3,14 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-RESUMABLE = ("run.steps", "run.progress", "run.log_level", "checkpoint.every", "checkpoint.keep")
+RESUMABLE = (
+    "run.steps",
+    "run.progress",
+    "run.log_level",
+    "checkpoint.every",
+    "checkpoint.keep",
+    "checkpoint.asynchronous",
+)
 """Settings that may be given when a run is resumed."""
 
 _MOVABLE = ("run.name", "run.dir", "model.path", "model.reference_path", "data.path", "data.eval_path")

@@ -114,6 +114,10 @@ class CheckpointConfig(Section):
     every: int = setting(
         50, "Steps between checkpoints; 0 saves at the end and on interruption only.", unit="steps", ge=0
     )
+    asynchronous: bool = setting(
+        False,
+        "Writes checkpoints while training goes on; until one is whole, the one before it counts.",
+    )
     keep: int = setting(2, "Newest checkpoints kept; older ones are deleted.", unit="checkpoints", ge=1)
     export: Literal["end", "never"] = setting(
         "end", "When the model is written to hf/ as a Hugging Face directory."

@@ -11,7 +11,7 @@ from relax_core.loop.interruption import Interruption
 from relax_core.loop.session import Session
 from relax_core.run import Recorder, RunDirectory
 from relax_core.run.files import writing
-from relax_core.trainer.checkpoint import list_checkpoints, save_checkpoint
+from relax_core.trainer.checkpoint import CheckpointWriter, list_checkpoints
 
 _log = logging.getLogger(__name__)
 
@@ -58,6 +58,12 @@ def drive(
     resume_collection()
     last = config.run.steps
     interruption.defer()
+    writer = CheckpointWriter(
+        directory.checkpoints,
+        session.trainer,
+        keep=config.checkpoint.keep,
+        asynchronous=config.checkpoint.asynchronous,
+    )
     if resume_step == 0 and config.eval.before:
         recorder.step(0, loop.evaluate(0))
     for step in range(resume_step + 1, last + 1):
@@ -69,16 +75,12 @@ def drive(
         if ends or _saves(config, step):
             with recorder.phase("checkpoint"):
                 recorder.sync()
-                save_checkpoint(
-                    directory.checkpoints,
-                    step,
-                    session.trainer,
-                    {**loop.state(), "settings": settings(config, directory)},
-                    keep=config.checkpoint.keep,
-                )
+                writer.save(step, {**loop.state(), "settings": settings(config, directory)})
         if ends:
+            writer.finish()
             _log.info("interrupted after step %d", step)
             return "interrupted"
+    writer.finish()
     if config.checkpoint.export == "end":
         with writing(directory.hf):
             session.export(directory.hf)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from relax_core.testing.resuming import resume, save
 from relax_core.testing.training import train
 
-JOBS: dict[str, Callable[..., Any]] = {"train": train}
+JOBS: dict[str, Callable[..., Any]] = {"train": train, "save": save, "resume": resume}

@@ -1,5 +1,6 @@
 """`train`: three optimizer steps of a row's model on this rank's layout, and all that they measured."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -20,6 +21,7 @@ from relax_core.testing.task import full_weights, model_config, step_samples
 from relax_core.trainer.config import TrainerConfig
 from relax_core.trainer.objective import TrainingObjective
 from relax_core.trainer.optimizer import Training
+from relax_core.trainer.sample import Sample
 from relax_core.trainer.trainer import Trainer
 
 
@@ -43,9 +45,15 @@ class Measured:
 def train(row: Row, world: World) -> Measured | None:
     """Runs `row` in this process, which `initialise` made a rank of its layout; the result on rank 0."""
     trainer, placement = make_trainer(row, world)
+    return measure(row, trainer, placement, step_samples(row))
+
+
+def measure(
+    row: Row, trainer: Trainer, placement: Placement, steps: Sequence[Sequence[Sample]]
+) -> Measured | None:
+    """Everything that further steps of a trainer give; the result on rank 0."""
     recording = _Recording(trainer.training, placement, trainer)
     trainer.training = recording
-    steps = step_samples(row)
     objective = make_objective(row)
     metrics = [trainer.step(samples, objective).values for samples in steps]
     scores = trainer.score(steps[0], temperature=0.8)

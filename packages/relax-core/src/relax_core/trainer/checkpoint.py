@@ -10,15 +10,22 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
-from megatron.core.dist_checkpointing.validation import StrictHandling
 
 from relax_core.run.files import sync_folder, writing
+from relax_core.trainer.checkpoint_content import (
+    checkpoint_content,
+    compare_names,
+    loadable_content,
+    restore_content,
+)
 from relax_core.trainer.disk_errors import disk_errors
 from relax_core.trainer.save_strategy import TorchDistWriter
 from relax_core.trainer.trainer import Trainer
@@ -26,7 +33,6 @@ from relax_core.trainer.trainer import Trainer
 _NAME = re.compile(r"step_(\d+)")
 _MANIFEST = "manifest.json"
 _NEEDED = ("common.pt", "metadata.json", ".metadata")
-_OPTIMIZER_FORMAT = {"distrib_optim_sharding_type": "fully_reshardable"}
 
 
 class CheckpointError(ValueError):
@@ -36,45 +42,107 @@ class CheckpointError(ValueError):
 def save_checkpoint(root: Path, step: int, trainer: Trainer, state: Mapping[str, Any], *, keep: int) -> Path:
     """Writes `root/step_<step>` on all ranks and deletes all but the newest `keep` checkpoints.
 
-    Args:
-        root: directory of the run's checkpoints.
-        step: steps finished; an existing checkpoint of the same step is replaced.
-        trainer: model, optimizer and schedule to save.
-        state: plain values of the run loop that come back from `load_checkpoint`.
-        keep: checkpoints left behind, this one included.
-
-    Raises:
-        RunDirectoryError: the disk is full or not writable; the checkpoints there are stay whole.
+    See `CheckpointWriter`.
     """
-    final = root / f"step_{step}"
-    partial = root / f".step_{step}.partial"
-    first = dist.get_rank() == 0
-    if first:
-        with writing(partial):
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-    dist.barrier()
-    content = _sharded_state(trainer, is_loading=False)
-    content["loop"] = dict(state)
-    content["scheduler"] = trainer.training.scheduler.state_dict()
-    try:
-        with writing(final), disk_errors():
-            dist_checkpointing.save(content, str(partial), TorchDistWriter())
-            dist.barrier()
-            if first:
+    writer = CheckpointWriter(root, trainer, keep=keep)
+    writer.save(step, state)
+    return root / f"step_{step}"
+
+
+class CheckpointWriter:
+    """Writes the checkpoints of one run, at once or behind its back; all ranks must call it alike.
+
+    Args:
+        root: directory of the run's checkpoints, the same one on every rank.
+        trainer: model, optimizer, schedule and generators to save.
+        keep: checkpoints left behind, the newest included.
+        asynchronous: `save` returns once the state was copied to the host, and a thread writes it. At most
+            one checkpoint is being written; the one before it counts until the new one is whole.
+    """
+
+    def __init__(self, root: Path, trainer: Trainer, *, keep: int, asynchronous: bool = False) -> None:
+        self._root = root
+        self._trainer = trainer
+        self._keep = keep
+        self._asynchronous = asynchronous
+        # Ranks talk of the plan while training communicates: over a group of their own.
+        self._group = dist.new_group(backend="gloo") if asynchronous else None
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+
+    def save(self, step: int, state: Mapping[str, Any]) -> None:
+        """Saves the present state as `step_<step>`, in place of an existing one; waits for the one before.
+
+        Args:
+            step: steps finished.
+            state: plain values of the run loop, the same on every rank, that come back from
+                `load_checkpoint`.
+
+        Raises:
+            RunDirectoryError: the disk is full or not writable (of the save before, if that was
+                asynchronous); the checkpoints there are stay whole.
+        """
+        self.finish()
+        partial = self._root / f".step_{step}.partial"
+        if dist.get_rank() == 0:
+            with writing(partial):
+                shutil.rmtree(partial, ignore_errors=True)
+                partial.mkdir(parents=True)
+        dist.barrier()
+        writer = TorchDistWriter(copy=self._asynchronous)
+        with _discarded(partial), writing(self._root / f"step_{step}"), disk_errors():
+            dist_checkpointing.save(checkpoint_content(self._trainer, state), str(partial), writer)
+        if not self._asynchronous:
+            self._write(writer, partial, step)
+            return
+        self._thread = threading.Thread(
+            target=self._write_behind, args=(writer, partial, step), name=f"checkpoint of step {step}"
+        )
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Waits for a checkpoint that is being written.
+
+        Raises:
+            RunDirectoryError: it could not be written.
+        """
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def _write_behind(self, writer: TorchDistWriter, partial: Path, step: int) -> None:
+        try:
+            self._write(writer, partial, step)
+        except BaseException as error:
+            self._failure = error
+
+    def _write(self, writer: TorchDistWriter, partial: Path, step: int) -> None:
+        final = self._root / f"step_{step}"
+        with _discarded(partial), writing(final), disk_errors():
+            writer.write(self._group)
+            dist.barrier(group=self._group)
+            if dist.get_rank() == 0:
                 _seal(partial)
+        if dist.get_rank() == 0:
+            if final.exists():
+                shutil.rmtree(final)
+            partial.rename(final)
+            sync_folder(self._root)
+            tidy_checkpoints(self._root, keep=self._keep)
+        dist.barrier(group=self._group)
+
+
+@contextmanager
+def _discarded(partial: Path) -> Iterator[None]:
+    """What is half written goes if the block fails: what a full disk needs is room."""
+    try:
+        yield
     except BaseException:
-        # What a full disk needs is room.
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    if first:
-        if final.exists():
-            shutil.rmtree(final)
-        partial.rename(final)
-        sync_folder(root)
-        tidy_checkpoints(root, keep=keep)
-    dist.barrier()
-    return final
 
 
 def tidy_checkpoints(root: Path, *, keep: int) -> None:
@@ -83,27 +151,46 @@ def tidy_checkpoints(root: Path, *, keep: int) -> None:
         shutil.rmtree(old)
 
 
-def load_checkpoint(directory: Path, trainer: Trainer) -> dict[str, Any]:
-    """Restores model, optimizer and schedule; returns the run loop's `state`.
+def load_checkpoint(directory: Path, trainer: Trainer, *, added: Sequence[str] = ()) -> dict[str, Any]:
+    """Restores model, optimizer, schedule and generators on all ranks; returns the run loop's `state`.
+
+    The checkpoint may be of any layout. Generators are restored where it is the same, and stay as they are in
+    another.
+
+    Args:
+        directory: `step_<n>`, the same one on every rank.
+        trainer: whose state is replaced.
+        added: beginnings of names that the checkpoint need not have, for instance "mtp.layers.1.": these
+            weights keep what they are, and their optimizer state is fresh.
 
     Raises:
         CheckpointError: a file is missing, cut or altered, or the checkpoint holds other parameters.
     """
-    verify_checkpoint(directory)
-    content = _sharded_state(trainer, is_loading=True)
-    loaded, missing, unexpected = dist_checkpointing.load(
-        content, str(directory), strict=StrictHandling.RETURN_ALL
-    )
-    if missing or unexpected:
+    _verify_together(directory)
+    content = loadable_content(trainer, directory, added)
+    missing, extra = compare_names(content, directory)
+    if missing or extra:
         raise CheckpointError(
-            f"checkpoint {directory} is of another model: missing {_some(missing)}; extra "
-            f"{_some(unexpected)}. Resume with the config that wrote it."
+            f"checkpoint {directory} is of another model: missing {_some(missing)}; extra {_some(extra)}. "
+            "Resume with the config that wrote it."
         )
-    trainer.model.load_state_dict(loaded["model"])
-    trainer.training.optimizer.load_state_dict(loaded["optimizer"])
-    trainer.training.scheduler.load_state_dict(loaded["scheduler"])
+    loaded = dist_checkpointing.load(content, str(directory))
+    restore_content(trainer, loaded, complete=bool(added))
     state: dict[str, Any] = loaded["loop"]
     return state
+
+
+def _verify_together(directory: Path) -> None:
+    """Rank 0 reads every file once; all ranks raise what it found."""
+    found: list[Exception | None] = [None]
+    if dist.get_rank() == 0:
+        try:
+            verify_checkpoint(directory)
+        except CheckpointError as error:
+            found = [error]
+    dist.broadcast_object_list(found, src=0)
+    if found[0] is not None:
+        raise found[0]
 
 
 def list_checkpoints(root: Path) -> list[Path]:
@@ -155,14 +242,6 @@ def _some(names: Iterable[str], shown: int = 5) -> str:
 
 
 _ADVICE = "Move it away to resume from the checkpoint before it."
-
-
-def _sharded_state(trainer: Trainer, *, is_loading: bool) -> dict[str, Any]:
-    model = trainer.model.sharded_state_dict()
-    optimizer = trainer.training.optimizer.sharded_state_dict(
-        model, is_loading=is_loading, metadata=_OPTIMIZER_FORMAT
-    )
-    return {"model": model, "optimizer": optimizer}
 
 
 def _seal(directory: Path) -> None:

@@ -42,6 +42,10 @@ class Ranks:
             parallel_state.is_pipeline_last_stage(),
         )
 
+    def plain(self) -> dict[str, Any]:
+        """The sizes of the layout as plain values."""
+        return {**self.parallel.model_dump(), "data": self.data_size}
+
     def add_over_data(self, values: Tensor) -> Tensor:
         """The sum over data- and context-parallel ranks, in place; what each rank measured on its tokens."""
         group = parallel_state.get_data_parallel_group(with_context_parallel=True)

@@ -8,6 +8,7 @@ file writer; the files are the same format and `dist_checkpointing.load` reads t
 from pathlib import Path
 from typing import Any
 
+from megatron.core.dist_checkpointing.mapping import ShardedTensor
 from megatron.core.dist_checkpointing.strategies.base import SaveShardedStrategy
 from megatron.core.dist_checkpointing.strategies.torch import (
     MCoreSavePlanner,
@@ -19,20 +20,43 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 
 class TorchDistWriter(SaveShardedStrategy):  # type: ignore[misc]
-    """Saving strategy for `megatron.core.dist_checkpointing.save`."""
+    """Saving strategy for `megatron.core.dist_checkpointing.save`: takes what to write; `write` does it.
 
-    def __init__(self) -> None:
+    Args:
+        copy: whether to keep a copy on the host, so that training can go on before `write` is done.
+    """
+
+    def __init__(self, *, copy: bool = False) -> None:
         super().__init__("torch_dist", 1)
+        self._copy = copy
+        self._taken: tuple[dict[str, Any], Path] | None = None
 
     def save(self, sharded_state_dict: Any, checkpoint_dir: str | Path) -> None:
-        """Writes the sharded tensors and objects of all ranks to `checkpoint_dir`."""
+        """Takes the sharded tensors and objects of this rank (called by Megatron)."""
         renamed, _, _ = _replace_state_dict_keys_with_sharded_keys(
             sharded_state_dict, keep_only_main_replica=True
         )
+        if self._copy:
+            for shards in renamed.values():
+                for shard in shards:
+                    if isinstance(shard, ShardedTensor):
+                        shard.data = shard.data.detach().to("cpu", copy=True)
+        self._taken = mcore_to_pyt_state_dict(renamed, False), Path(checkpoint_dir)
+
+    def write(self, group: Any = None) -> None:
+        """Writes what was taken; all ranks must call it.
+
+        Args:
+            group: process group for what the ranks tell one another meanwhile; the default one if None.
+        """
+        assert self._taken is not None, "nothing was taken"
+        state, directory = self._taken
+        self._taken = None
         save(
-            mcore_to_pyt_state_dict(renamed, False),
-            storage_writer=FileSystemWriter(checkpoint_dir, sync_files=False),
+            state,
+            storage_writer=FileSystemWriter(directory, sync_files=False),
             planner=MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False),
+            process_group=group,
         )
 
     @property

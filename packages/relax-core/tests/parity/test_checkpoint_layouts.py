@@ -1,0 +1,59 @@
+"""Training that stops in one layout goes on in the same one exactly, and in any other to rounding."""
+
+import pytest
+import torch
+from relax_core.testing import Row, differences
+
+REL, FLOOR = 2e-4, 2e-6
+_SP = {"tensor": 2, "sequence": True}
+_JOINED = {"detach_embedding": False, "detach_trunk": False, "detach_head": False}
+_DENSE = {"mtp": 1, "draft": _JOINED, "model": {"tie_word_embeddings": True}}
+_MOE = {"family": "moe", "mtp": 1}
+LAYOUTS = {
+    "tp2-sp": Row("tp2-sp", 2, _SP, **_DENSE),
+    "pp2": Row("pp2", 2, {"pipeline": 2}, **_DENSE),
+    "pp2-chunks2": Row("pp2-chunks2", 2, {"pipeline": 2, "pipeline_chunks": 2}, **_DENSE),
+    "dp2": Row("dp2", 2, trainer={"overlap_grad_reduce": True, "overlap_param_gather": True}, **_DENSE),
+    "cp2": Row("cp2", 2, {"context": 2}, **_DENSE),
+    "one": Row("one", 1, **_DENSE),
+    "moe-ep2": Row("moe-ep2", 2, {"expert": 2}, **_MOE),
+    "moe-tp2-sp": Row("moe-tp2-sp", 2, _SP, **_MOE),
+    "moe-pp2": Row("moe-pp2", 2, {"pipeline": 2}, **_MOE),
+    "tp2-sp-pp2": Row("tp2-sp-pp2", 4, {**_SP, "pipeline": 2}, **_DENSE),
+}
+PAIRS = [
+    ("tp2-sp", "pp2"), ("pp2", "dp2"), ("dp2", "tp2-sp"), ("cp2", "one"), ("one", "tp2-sp-pp2"),
+    ("pp2-chunks2", "tp2-sp"), ("pp2", "pp2-chunks2"), ("moe-ep2", "moe-pp2"), ("moe-tp2-sp", "moe-ep2"),
+]  # fmt: skip
+QUICK = [("tp2-sp", "pp2")]
+
+
+def marks(pair):
+    return () if pair in QUICK else pytest.mark.parity
+
+
+marked = [pytest.param(*pair, id=" to ".join(pair), marks=marks(pair)) for pair in PAIRS]
+
+
+@pytest.mark.parametrize(("before", "after"), marked)
+def test_training_goes_on_in_another_layout(pools, tmp_path, before, after):
+    before, after = LAYOUTS[before], LAYOUTS[after]
+    through = pools(before.ranks).run(before, "save", folder=str(tmp_path))
+    again = pools(before.ranks).run(before, "resume", folder=str(tmp_path))
+    assert again.metrics == through.metrics
+    assert all(torch.equal(again.weights[name], weight) for name, weight in through.weights.items())
+    moved = pools(after.ranks).run(after, "resume", folder=str(tmp_path))
+    lines = differences(moved, through, rel=REL, floor=FLOOR)
+    assert not lines, "\n".join(lines)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("layout", ["tp2-sp", "pp2", "dp2"])
+def test_a_checkpoint_written_behind_training_is_that_of_its_step(pools, tmp_path, layout):
+    row = LAYOUTS[layout]
+    at_once = pools(2).run(row, "save", folder=str(tmp_path / "a"))
+    behind = pools(2).run(row, "save", folder=str(tmp_path / "b"), asynchronous=True)
+    assert behind.metrics == at_once.metrics
+    resumed = pools(2).run(row, "resume", folder=str(tmp_path / "b"))
+    assert resumed.metrics == at_once.metrics
+    assert all(torch.equal(resumed.weights[name], weight) for name, weight in at_once.weights.items())
