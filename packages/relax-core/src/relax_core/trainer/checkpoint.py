@@ -89,7 +89,7 @@ class CheckpointWriter:
                 shutil.rmtree(partial, ignore_errors=True)
                 partial.mkdir(parents=True)
         dist.barrier()
-        writer = TorchDistWriter(copy=self._asynchronous)
+        writer = TorchDistWriter(later=True, copy=self._asynchronous)
         with _discarded(partial), writing(self._root / f"step_{step}"), disk_errors():
             dist_checkpointing.save(checkpoint_content(self._trainer, state), str(partial), writer)
         if not self._asynchronous:

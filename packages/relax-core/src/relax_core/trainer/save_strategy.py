@@ -20,19 +20,21 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 
 class TorchDistWriter(SaveShardedStrategy):  # type: ignore[misc]
-    """Saving strategy for `megatron.core.dist_checkpointing.save`: takes what to write; `write` does it.
+    """Saving strategy for `megatron.core.dist_checkpointing.save`.
 
     Args:
-        copy: whether to keep a copy on the host, so that training can go on before `write` is done.
+        later: `save` only takes what is to be written, and `write` writes it.
+        copy: whether to take a copy on the host, so that training can go on before `write` is done.
     """
 
-    def __init__(self, *, copy: bool = False) -> None:
+    def __init__(self, *, later: bool = False, copy: bool = False) -> None:
         super().__init__("torch_dist", 1)
+        self._later = later
         self._copy = copy
         self._taken: tuple[dict[str, Any], Path] | None = None
 
     def save(self, sharded_state_dict: Any, checkpoint_dir: str | Path) -> None:
-        """Takes the sharded tensors and objects of this rank (called by Megatron)."""
+        """Takes the sharded tensors and objects of this rank, and writes them unless that comes later."""
         renamed, _, _ = _replace_state_dict_keys_with_sharded_keys(
             sharded_state_dict, keep_only_main_replica=True
         )
@@ -42,6 +44,8 @@ class TorchDistWriter(SaveShardedStrategy):  # type: ignore[misc]
                     if isinstance(shard, ShardedTensor):
                         shard.data = shard.data.detach().to("cpu", copy=True)
         self._taken = mcore_to_pyt_state_dict(renamed, False), Path(checkpoint_dir)
+        if not self._later:
+            self.write()
 
     def write(self, group: Any = None) -> None:
         """Writes what was taken; all ranks must call it.
