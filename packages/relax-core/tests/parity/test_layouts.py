@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import torch
 from relax_core.device import initialise, shutdown
 from relax_core.testing import differences
 from relax_core.testing.table import ROWS
@@ -47,3 +48,12 @@ def test_the_comparison_sees_a_gradient_that_is_off(reference):
     gradients[1][name] = gradients[1][name] * 1.01
     (line,) = differences(replace(wanted, gradients=gradients), wanted, rel=REL, floor=FLOOR)
     assert line.startswith(f"step 2: gradient of {name} is off by")
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("name", ["tp2-sp-mtp2-policy", "pp2-mtp1", "dp2-overlap-both", "cp2", "moe-ep2"])
+def test_the_same_layout_twice_gives_equal_bits(pools, name):
+    (row,) = (row for row in ROWS if row.name == name)
+    first, second = (pools(row.ranks).run(row) for _ in range(2))
+    assert first.metrics == second.metrics
+    assert all(torch.equal(second.weights[name], weight) for name, weight in first.weights.items())

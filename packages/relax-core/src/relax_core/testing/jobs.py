@@ -3,7 +3,13 @@
 from collections.abc import Callable
 from typing import Any
 
+from relax_core.testing.faults import train_with_fault
 from relax_core.testing.resuming import resume, save
 from relax_core.testing.training import train
 
-JOBS: dict[str, Callable[..., Any]] = {"train": train, "save": save, "resume": resume}
+JOBS: dict[str, Callable[..., Any]] = {
+    "train": train,
+    "train_with_fault": train_with_fault,
+    "save": save,
+    "resume": resume,
+}
