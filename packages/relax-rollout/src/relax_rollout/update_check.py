@@ -46,6 +46,10 @@ class UpdateCheck:
         """In which dtype each weight is served; a tied weight under each of its names."""
         return {name: str(s.dtype).removeprefix("torch.") for name, s in self._served.items()}
 
+    def is_alias(self, name: str) -> bool:
+        """Whether a weight is another one's storage, by whose name it goes."""
+        return self._served[name].storage in self._served and self._served[name].storage != name
+
     def accept(self, given: str, tensor: Tensor) -> str | None:
         """Check one tensor.
 

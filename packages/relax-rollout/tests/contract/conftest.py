@@ -52,7 +52,7 @@ class SglangHarness(Harness):
     async def start(self, model: Path) -> RolloutEngine:
         # Models of equal shapes share a server.
         served = self.model if model == self.other else model
-        engine = create_engine("sglang", model=served, urls=[self._servers.url(served)], max_rows=256)
+        engine = create_engine("sglang", model=served, urls=[self._servers.url(served)], start_timeout_s=300)
         await engine.resume()
         await engine.begin_update(0)
         await engine.load(load_file(model / "model.safetensors"))

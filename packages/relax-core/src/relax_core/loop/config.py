@@ -35,7 +35,18 @@ class RolloutConfig(Section):
         lt=2**31,
     )
     max_batch_size: int = setting(
-        256, "Sequences the embedded engine decodes together at most.", unit="sequences", ge=1
+        256, "Sequences one engine decodes together at most.", unit="sequences", ge=1
+    )
+    servers: int = setting(1, "Servers that the engine sglang starts.", unit="servers", ge=1)
+    urls: tuple[str, ...] = setting(
+        (), "Servers of the engine sglang that run already, by URL; none are started then."
+    )
+    draft_tokens: int = setting(
+        0,
+        "Tokens that the checkpoint's MTP layer drafts per step of the engine sglang; 0 is off.",
+        unit="tokens",
+        ge=0,
+        le=16,
     )
     dynamic_sampling: bool = setting(
         False, "Drops groups whose rewards are all equal and samples new prompts in their place (DAPO)."
@@ -55,6 +66,17 @@ class RolloutConfig(Section):
         unit="nats",
         gt=0,
     )
+
+    @model_validator(mode="after")
+    def _only_sglang_has_servers(self) -> Self:
+        given = {"servers": self.servers > 1, "urls": bool(self.urls), "draft_tokens": self.draft_tokens > 0}
+        unused = [name for name, there in given.items() if there]
+        if unused and self.engine == "transformers":
+            raise ValueError(
+                f"{', '.join(unused)} cannot be used by the engine transformers: set engine to sglang, or "
+                "leave out what belongs to it"
+            )
+        return self
 
     @model_validator(mode="after")
     def _over_sampling_needs_filter(self) -> Self:

@@ -9,7 +9,7 @@ from statistics import fmean, pstdev
 from typing import Any
 
 import torch
-from relax_rollout import Completion
+from relax_rollout import Completion, DraftCounts
 from relax_rollout.rewards import RewardResult
 
 from relax_core.data import Prompt
@@ -70,7 +70,12 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "truncated_fraction": fmean(member.completion.finish_reason == "length" for member in members),
         "reward_failures": sum(member.result.error is not None for member in members),
     }
-    return metrics | ({"accuracy": fmean(judged)} if judged else {})
+    if judged:
+        metrics["accuracy"] = fmean(judged)
+    drafts = sum((m.completion.drafts for m in members if m.completion.drafts is not None), DraftCounts())
+    if drafts.steps:
+        metrics |= {"draft_acceptance": drafts.rate, "draft_length": drafts.length}
+    return metrics
 
 
 def sample_records(groups: Sequence[Group], advantages_N: Sequence[float]) -> list[dict[str, Any]]:

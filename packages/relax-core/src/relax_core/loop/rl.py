@@ -213,16 +213,30 @@ def open_task(config: RelaxConfig, session: Session) -> Task:
     return Task(data, stops)
 
 
-@contextmanager
-def open_rl(config: RelaxConfig, session: Session, recorder: Recorder) -> Iterator[RlLoop]:
-    """Starts the engine and the reward, and ends them."""
+def engine_options(config: RelaxConfig, session: Session) -> dict[str, Any]:
+    """What the engine is created with; an engine from elsewhere gets the model alone."""
+    rollout = config.rollout
     options: dict[str, Any] = {"model": session.source.path}
-    if config.rollout.engine == "transformers":
+    if rollout.engine in ("transformers", "sglang"):
         options |= {
             "dtype": "bfloat16" if config.trainer.precision == "bf16" else "float32",
             "device": str(session.world.torch_device),
-            "max_rows": config.rollout.max_batch_size,
+            "max_rows": rollout.max_batch_size,
         }
+    if rollout.engine == "sglang":
+        options |= {
+            "device": session.world.torch_device.type,
+            "servers": rollout.servers,
+            "urls": rollout.urls,
+            "draft_tokens": rollout.draft_tokens,
+        }
+    return options
+
+
+@contextmanager
+def open_rl(config: RelaxConfig, session: Session, recorder: Recorder) -> Iterator[RlLoop]:
+    """Starts the engine and the reward, and ends them."""
+    options = engine_options(config, session)
     reward = load_reward(config.reward.function)
     task = open_task(config, session)
     with (

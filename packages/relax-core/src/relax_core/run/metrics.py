@@ -56,6 +56,19 @@ METRICS: tuple[Metric, ...] = (
         "Share of tokens that the draft layers predict, given the true ones before.",
     ),
     Metric(
+        "draft_acceptance",
+        "while sampling",
+        "MTP acceptance",
+        "Share of the drafted tokens that the engine's verification let stand.",
+    ),
+    Metric(
+        "draft_length",
+        "tokens per step",
+        "draft length",
+        "Tokens per verification of the engine: the drafts that stood and one of the model's own.",
+        "tokens",
+    ),
+    Metric(
         "logprob_gap_mean",
         "mean",
         "log-prob gap",

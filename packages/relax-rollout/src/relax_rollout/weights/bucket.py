@@ -57,14 +57,24 @@ def torch_dtype(name: str) -> torch.dtype:
     return dtype
 
 
+def padded(nbytes: int) -> int:
+    """Bytes that a tensor, or a bucket, takes up."""
+    return max(-(-nbytes // ALIGNMENT), 1) * ALIGNMENT
+
+
+def bucket_bytes(entries: Sequence[Entry]) -> int:
+    """Size of the bucket of these entries, the same at both ends."""
+    return padded(max((entry.offset + entry.nbytes for entry in entries), default=0))
+
+
 def plan(tensors: Mapping[str, Tensor], digests: Mapping[str, str]) -> tuple[list[Entry], int]:
     """Where each tensor goes, and the bucket's size in bytes."""
     entries, offset = [], 0
     for name, tensor in tensors.items():
         dtype = str(tensor.dtype).removeprefix("torch.")
         entries.append(Entry(name, dtype, tuple(tensor.shape), offset, digests.get(name)))
-        offset += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
-    return entries, max(offset, ALIGNMENT)
+        offset += padded(tensor.nbytes)
+    return entries, bucket_bytes(entries)
 
 
 def pack(tensors: Mapping[str, Tensor], entries: Sequence[Entry], buffer: Tensor) -> None:

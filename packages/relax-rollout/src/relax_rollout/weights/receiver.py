@@ -4,7 +4,7 @@ It runs inside the engine's process, over any module with a ``load_weights``.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from relax_rollout.digest import tensor_digest
-from relax_rollout.weights.bucket import Entry, views
+from relax_rollout.weights.bucket import Entry, bucket_bytes, views
 from relax_rollout.weights.derived import DerivedTensors, Rule
 from relax_rollout.weights.regions import Regions, trace
 
@@ -118,7 +118,7 @@ class Receiver:
             UpdateRefusedError: another update or none is open.
         """
         staged = self._open(update)
-        nbytes = max((entry.offset + entry.nbytes for entry in entries), default=0)
+        nbytes = bucket_bytes(entries)
         arrived = dict(
             zip((e.name for e in entries), views(entries, source.fetch(nbytes, self.device)), strict=True)
         )
@@ -128,10 +128,15 @@ class Receiver:
         staged.buckets[bucket] = list(arrived)
         return {e.name: tensor_digest(arrived[e.name]) for e in entries if e.digest is not None}
 
-    def commit(self, update: str, buckets: int) -> dict[str, Any]:
+    def commit(self, update: str, buckets: int, names: Collection[str] | None = None) -> dict[str, Any]:
         """Load everything staged into every model, rebuild what is derived from it, and read it all back.
 
         Committing the same update again gives the same answer.
+
+        Args:
+            update: that is open.
+            buckets: how many it has.
+            names: tensors to read back; None reads all.
 
         Returns:
             "version"; "digests": name -> digest as served; "stale": names of derived tensors that do not
@@ -156,7 +161,8 @@ class Receiver:
         self.version = staged.version
         digests: dict[str, str] = {}
         for name, tensor in pairs:
-            digests |= self._digest(name, tensor)
+            if names is None or name in names:
+                digests |= self._digest(name, tensor)
         stale = [f"{model.name}: {name}" for model in self._models for name in model.derived.stale()]
         self.last_result = {
             "update": update, "version": staged.version, "digests": digests, "stale": stale

@@ -16,6 +16,8 @@ from relax_rollout.engines.sglang.update import DamagedBucketError, Update, to_b
 from relax_rollout.weights.broadcast import BroadcastGroup
 from relax_rollout.weights.bucket import Entry
 
+ASK_FIRST_S = 0.3
+
 
 class Broadcaster:
     """The sender's end of the group; made anew whenever a server is another process than before.
@@ -45,18 +47,22 @@ class Broadcaster:
             (config.host, 0), 0, size, config.collective, config.call_timeout_s, name
         )
         calls = [
-            server.control(
-                "connect",
-                host=config.host,
-                port=group.port,
-                first_rank=1 + place * config.tensor_parallel,
-                size=size,
-                backend=config.collective,
-                timeout_s=config.call_timeout_s,
-                name=name,
+            asyncio.create_task(
+                server.control(
+                    "connect",
+                    host=config.host,
+                    port=group.port,
+                    first_rank=1 + place * config.tensor_parallel,
+                    size=size,
+                    backend=config.collective,
+                    wait_s=config.call_timeout_s,
+                    name=name,
+                )
             )
             for place, server in enumerate(servers)
         ]
+        # Joining may hold Python's lock until all have come: the others are asked before.
+        await asyncio.sleep(ASK_FIRST_S)
         try:
             await together([asyncio.to_thread(group.join), *calls])
         except RuntimeError as error:

@@ -23,7 +23,7 @@ from relax_rollout.engines.sglang.http import Http, ServerRefusedError, ServerUn
 from relax_rollout.engines.sglang.process import Process, free_port
 from relax_rollout.engines.sglang.server import Server, ServerRestartedError, log_file
 from relax_rollout.engines.sglang.update import Bucket, Update, faults_of, served_weights, together
-from relax_rollout.engines.sglang.view import write_view
+from relax_rollout.engines.sglang.view import max_context, write_view
 from relax_rollout.requests import Completion, PauseMode, Request
 from relax_rollout.update_check import UpdateCheck
 from relax_rollout.weights.files import BucketFiles
@@ -58,6 +58,7 @@ class SglangEngine:
         self._servers: list[Server] = []
         self._prepare: asyncio.Task[None] | None = None
         self._flights: dict[str, Flight] = {}
+        self._context = config.context or max_context(Path(config.model))
         self._version = config.version
         self._update: Update | None = None
         self._kept: Update | None = None
@@ -130,7 +131,7 @@ class SglangEngine:
             return []
         await self._ready()
         facts = self._servers[0].description
-        vocabulary, context = facts["vocabulary"], facts["context"]
+        vocabulary, context = facts["vocabulary"], self._context
         check_requests(requests, self._flights, vocabulary=vocabulary, context=context)
         flights = [Flight(request, self._next_rid()) for request in requests]
         self._flights |= {flight.request.id: flight for flight in flights}
@@ -453,8 +454,6 @@ class SglangEngine:
         ]
         if not flights:
             return
-        if self._paused and any(flight.server for flight in flights):
-            await self._at_all(lambda server: self._set_paused(server, "retract"))
         for flight in flights:
             flight.aborted = True
             if flight.server is None:
@@ -466,6 +465,9 @@ class SglangEngine:
                 await self._abort_at(server, mine)
 
     async def _abort_at(self, server: Server, flights: Sequence[Flight]) -> None:
+        if self._paused:
+            # A request that keeps its cache would end with its next token, which a pause holds back.
+            await self._set_paused(server, "retract")
         for flight in flights:
             await server.http.control("/abort_request", {"rid": flight.rid})
 

@@ -8,10 +8,12 @@ from pathlib import Path
 from relax_rollout.engines.sglang import plugin, serve
 from relax_rollout.engines.sglang.config import SglangConfig
 from relax_rollout.engines.sglang.process import python
-from relax_rollout.engines.sglang.view import is_text_only
+from relax_rollout.engines.sglang.view import MARGIN, is_text_only
 
 CPU_PATH = Path(__file__).parent / "cpu" / "path"
 CPU_TOKENS = 65536
+STATES_PER_ROW = 4
+"""SGLang keeps recurrent states of finished prompts too, and reckons with three for each running row."""
 
 
 def require_sglang() -> None:
@@ -47,13 +49,18 @@ def command(config: SglangConfig, served: Path, port: int) -> list[str]:
         "--tp-size": config.tensor_parallel,
         "--max-running-requests": config.max_rows,
         "--mamba-radix-cache-strategy": "no_buffer",
-        "--context-length": config.context,
+        "--context-length": config.context and config.context + MARGIN,
         "--max-total-tokens": config.max_tokens or (CPU_TOKENS if device == "cpu" else None),
         "--log-level": "warning",
     }
     flags = ["--disable-overlap-schedule", "--skip-server-warmup", "--skip-tokenizer-init"]
     if device == "cpu":
-        given |= {"--attention-backend": "torch_native", "--mem-fraction-static": 0.1}
+        given |= {
+            "--attention-backend": "torch_native",
+            # Sizes are given, not measured: other processes come and go in the memory of a host.
+            "--mem-fraction-static": 0.9,
+            "--max-mamba-cache-size": STATES_PER_ROW * config.max_rows,
+        }
     else:
         flags.append("--enable-memory-saver")
     if config.draft_tokens:

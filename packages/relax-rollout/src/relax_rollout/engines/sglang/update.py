@@ -102,7 +102,12 @@ class Update:
         wanted = {}
         for given, tensor in bucket.items():
             name = self.check.accept(given, tensor)
-            if name is not None:
+            if name is None:
+                continue
+            if self.check.is_alias(name):
+                # The servers have it under its other name; here it is compared with that.
+                self._staged[name] = tensor.detach().clone()
+            else:
                 wanted[name] = tensor
         return wanted
 
@@ -111,7 +116,7 @@ class Update:
         for name, tensor in tensors.items():
             dtype = torch_dtype(self.check.dtypes()[name])
             self.expected[name] = tensor_digest(tensor.to(dtype))
-            tied = name == "lm_head.weight" or name.endswith("embed_tokens.weight")
+            tied = name.endswith("embed_tokens.weight")
             self._staged[name] = tensor if tied else tensor.new_empty(0)
 
     def check_complete(self) -> None:

@@ -8,6 +8,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+MARGIN = 64
+"""Positions beyond the model's: SGLang keeps some for itself, and drafts may reach past an end."""
+
 LAYOUTS = {
     "qwen3_5_text": ("qwen3_5", "Qwen3_5ForConditionalGeneration"),
     "qwen3_5_moe_text": ("qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration"),
@@ -17,6 +20,13 @@ LAYOUTS = {
 def is_text_only(config: dict[str, Any]) -> bool:
     """Whether a config.json is of a Qwen3.5 without a vision tower."""
     return config.get("model_type") in LAYOUTS
+
+
+def max_context(model: Path) -> int:
+    """The most tokens of prompt and completion that a checkpoint is made for."""
+    config = json.loads((model / "config.json").read_text())
+    found: int = config.get("text_config", config).get("max_position_embeddings", 2**20)
+    return found
 
 
 def write_view(model: Path, folder: Path) -> Path:
@@ -37,6 +47,7 @@ def write_view(model: Path, folder: Path) -> Path:
     if not is_text_only(text) or (text is not config and "full_attention_interval" in text):
         return model
     text = {"full_attention_interval": _interval(text)} | text
+    text["max_position_embeddings"] = max_context(model) + MARGIN
     if text.get("model_type") == config.get("model_type"):
         kind, architecture = LAYOUTS[config["model_type"]]
         config = {

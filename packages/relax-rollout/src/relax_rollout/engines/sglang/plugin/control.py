@@ -133,7 +133,7 @@ class Control:
             rank,
             message["size"],
             message["backend"],
-            message["timeout_s"],
+            message["wait_s"],
             message["name"],
         )
         self._group.join()

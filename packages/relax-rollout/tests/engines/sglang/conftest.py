@@ -1,0 +1,60 @@
+"""Servers that stand in for SGLang's; see stub_server.py."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+FILE = Path(__file__).with_name("stub_server.py")
+
+
+def load_stub():
+    spec = importlib.util.spec_from_file_location("relax_rollout_stub_server", FILE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+stub_server = load_stub()
+
+
+@pytest.fixture
+def stubs():
+    found = [stub_server.Stub(), stub_server.Stub()]
+    yield found
+    for stub in found:
+        stub.close()
+
+
+@pytest.fixture
+def stub_processes():
+    """Starts stubs in processes of their own: collectives hold Python's lock. Gives their addresses."""
+    started = []
+
+    def start(*faults):
+        for one in faults:
+            command = [sys.executable, str(FILE), json.dumps(one)]
+            pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+            started.append(subprocess.Popen(command, **pipe))
+        return [process.stdout.readline().strip() for process in started]
+
+    yield start
+    for process in started:
+        process.stdin.close()
+        process.wait(10)
+        process.stdout.close()
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    save_file(
+        {name: torch.zeros(shape) for name, shape in stub_server.SHAPES.items()},
+        tmp_path / "model.safetensors",
+    )
+    return tmp_path

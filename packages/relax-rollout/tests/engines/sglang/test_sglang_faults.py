@@ -1,0 +1,234 @@
+"""What goes wrong between the engine and its servers: retried, caught up or refused, never a mix."""
+
+import asyncio
+
+import pytest
+import torch
+from relax_rollout import EngineError, EngineStateError, Request, SamplingParams, tensor_digest
+from relax_rollout.engines.sglang import create
+
+SHAPES = {"a.weight": (4, 3), "b.weight": (5,), "mtp.c.weight": (2, 2)}
+
+
+@pytest.fixture
+def weights():
+    torch.manual_seed(0)
+    return {name: torch.randn(shape) for name, shape in SHAPES.items()}
+
+
+def ask(count=3, name="r"):
+    return [Request(f"{name}{n}", (n + 1,), SamplingParams(max_new_tokens=4)) for n in range(count)]
+
+
+def run(test, stubs, checkpoint, **options):
+    settings = {"call_timeout_s": 1.0, "retries": 2, "start_timeout_s": 5, "folder": checkpoint} | options
+
+    async def body():
+        urls = [stub if isinstance(stub, str) else stub.url for stub in stubs]
+        engine = create(model=checkpoint, urls=urls, **settings)
+        try:
+            return await asyncio.wait_for(test(engine), 60)
+        finally:
+            await engine.close()
+
+    return asyncio.run(body())
+
+
+async def update(engine, weights, version=1):
+    await engine.begin_update(version)
+    for name, tensor in weights.items():
+        await engine.load({name: tensor})
+    return await engine.end_update()
+
+
+def serve(stub, weights):
+    return all(torch.equal(stub.model.weights[n.replace(".", "_")], t) for n, t in weights.items())
+
+
+CALLS = ["begin", "receive", "commit", "/pause_generation", "/continue_generation", "status", "describe"]
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("fault", ["502", "lost", "hang"])
+def test_a_call_that_fails_once_is_made_again(stubs, checkpoint, weights, call, fault):
+    stubs[1].faults[call] = [fault]
+
+    async def test(engine):
+        digests = await update(engine, weights)
+        return digests, await engine.generate(ask())
+
+    digests, completions = run(test, stubs, checkpoint)
+    assert digests == {name: tensor_digest(tensor) for name, tensor in weights.items()}
+    assert all(serve(stub, weights) for stub in stubs)
+    assert {v for c in completions for v in c.versions} == {1}
+    assert [stub.boots for stub in stubs] == [1, 1]
+
+
+@pytest.mark.parametrize("call", ["receive", "commit", "/continue_generation"])
+def test_a_server_that_restarts_in_the_middle_is_caught_up(stubs, checkpoint, weights, call):
+    stubs[1].faults[call] = ["", "restart"] if call == "receive" else ["restart"]
+
+    async def test(engine):
+        await update(engine, weights)
+        return await engine.generate(ask())
+
+    completions = run(test, stubs, checkpoint)
+    assert stubs[1].boots == 2
+    assert all(serve(stub, weights) for stub in stubs)
+    assert {v for c in completions for v in c.versions} == {1}
+
+
+def test_a_server_that_restarts_between_updates_gets_the_weights_again(stubs, checkpoint, weights):
+    async def test(engine):
+        await update(engine, weights, version=7)
+        stubs[0].boot()
+        await engine.pause()
+        await engine.resume()
+        return await engine.generate(ask())
+
+    completions = run(test, stubs, checkpoint)
+    assert serve(stubs[0], weights)
+    assert {v for c in completions for v in c.versions} == {7}
+
+
+def test_without_kept_weights_a_restarted_server_waits_for_the_next_update(stubs, checkpoint, weights):
+    async def test(engine):
+        await update(engine, weights)
+        stubs[0].boot()
+        await engine.pause()
+        await engine.resume()
+        before = stubs[0].calls["/generate"]
+        first = await engine.generate(ask())
+        assert stubs[0].calls["/generate"] == before
+        await update(engine, weights, version=2)
+        return first, await engine.generate(ask())
+
+    first, second = run(test, stubs, checkpoint, keep_weights=False)
+    assert {v for c in first for v in c.versions} == {1}
+    assert {v for c in second for v in c.versions} == {2}
+    assert serve(stubs[0], weights)
+
+
+def test_a_bucket_damaged_on_the_way_is_sent_again(stubs, checkpoint, weights):
+    stubs[1].faults["receive"] = ["damage"]
+    run(lambda engine: update(engine, weights), stubs, checkpoint)
+    assert all(serve(stub, weights) for stub in stubs)
+
+
+def test_a_bucket_always_damaged_is_refused_and_the_old_version_serves(stubs, checkpoint, weights):
+    stubs[1].faults["receive"] = ["damage"] * 9
+
+    async def test(engine):
+        with pytest.raises(EngineError, match=r"received other bytes than were sent, 3 times: a\.weight"):
+            await update(engine, weights)
+        return await engine.generate(ask())
+
+    completions = run(test, stubs, checkpoint)
+    assert {v for c in completions for v in c.versions} == {0}
+    assert not any(serve(stub, weights) for stub in stubs)
+
+
+def test_other_values_than_were_sent_are_named_and_nothing_serves(stubs, checkpoint, weights):
+    loads = stubs[1].model.load_weights
+
+    def spoil(pairs):
+        loads(pairs)
+        stubs[1].model.weights["b_weight"].data.view(torch.int32)[3] ^= 1
+
+    stubs[1].model.load_weights = spoil
+
+    async def test(engine):
+        with pytest.raises(EngineError, match=r"do not belong to it: server .*: weight b\.weight"):
+            await update(engine, weights)
+        assert not (await engine.health()).ready
+        with pytest.raises(EngineStateError, match="serves no weights"):
+            await engine.generate(ask())
+        stubs[1].model.load_weights = loads
+        await update(engine, weights, version=2)
+        return await engine.generate(ask())
+
+    completions = run(test, stubs, checkpoint)
+    assert {v for c in completions for v in c.versions} == {2}
+
+
+def test_a_server_that_stays_away_stops_the_update_with_the_reason(stubs, checkpoint, weights):
+    stubs[1].faults["commit"] = ["502"] * 99
+
+    async def test(engine):
+        with pytest.raises(EngineError, match="lost too often"):
+            await update(engine, weights)
+        with pytest.raises(EngineStateError, match="serves no weights: the update to version 1 failed"):
+            await engine.generate(ask())
+
+    run(test, stubs, checkpoint, retries=0)
+
+
+def test_requests_of_a_lost_server_are_drawn_again(stubs, checkpoint):
+    stubs[0].faults["/generate"] = ["lost"]
+    stubs[1].faults["/generate"] = ["502"]
+    completions = run(lambda engine: engine.generate(ask(40)), stubs, checkpoint)
+    assert [c.request_id for c in completions] == [f"r{n}" for n in range(40)]
+    assert all(len(c.token_ids) == 4 for c in completions)
+
+
+@pytest.mark.parametrize("fault", ["502", "lost", "hang"])
+def test_memory_is_released_and_taken_back_once(stubs, checkpoint, fault):
+    stubs[0].faults = {"/release_memory_occupation": [fault], "/resume_memory_occupation": [fault]}
+
+    async def test(engine):
+        await engine.release_memory()
+        assert all(stub.released and stub.paused for stub in stubs)
+        await engine.reclaim_memory()
+        return await engine.generate(ask())
+
+    assert len(run(test, stubs, checkpoint)) == 3
+    assert not any(stub.released or stub.paused for stub in stubs)
+
+
+def test_weights_travel_by_broadcast(stub_processes, checkpoint, weights):
+    async def test(engine):
+        await update(engine, weights)
+        digests = await update(engine, {name: -tensor for name, tensor in weights.items()}, version=2)
+        return digests, await engine.generate(ask())
+
+    stubs = stub_processes({}, {"receive": ["", "", "", "", "hang"]})
+    digests, completions = run(test, stubs, checkpoint, transport="broadcast", call_timeout_s=20.0)
+    assert digests == {name: tensor_digest(-tensor) for name, tensor in weights.items()}
+    assert {v for c in completions for v in c.versions} == {2}
+
+
+def test_a_broadcast_that_loses_a_server_is_dropped_whole(stub_processes, checkpoint, weights):
+    async def test(engine):
+        with pytest.raises(EngineError, match="send"):
+            await update(engine, weights)
+        first = await engine.generate(ask())
+        digests = await update(engine, weights, version=2)
+        return first, digests, await engine.generate(ask())
+
+    stubs = stub_processes({}, {"receive": ["", "restart"]})
+    options = {"transport": "broadcast", "call_timeout_s": 4.0, "retries": 1}
+    first, digests, second = run(test, stubs, checkpoint, **options)
+    assert {v for c in first for v in c.versions} == {0}
+    assert {v for c in second for v in c.versions} == {2}
+    assert digests == {name: tensor_digest(tensor) for name, tensor in weights.items()}
+
+
+def test_an_engine_that_cannot_start_says_what_to_install(checkpoint, monkeypatch):
+    monkeypatch.setattr("relax_rollout.engines.sglang.launch.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="not installed in this environment"):
+        create(model=checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ({"transport": "pigeon"}, "transport is 'pigeon'; allowed are files, broadcast"),
+        ({"servers": 0}, "servers is 0"),
+        ({"call_timeout_s": 0}, "call_timeout_s is 0"),
+        ({"device": "tpu"}, "cpu, cuda or npu"),
+        ({"nonsense": 1}, "no option nonsense"),
+    ],
+)
+def test_wrong_options_are_refused(checkpoint, option, words):
+    with pytest.raises(ValueError, match=words):
+        create(model=checkpoint, **option)

@@ -1,0 +1,136 @@
+"""The shipped quickstart checkpoint on real SGLang: parity, drafts, training. Part of `nox -s sglang_cpu`.
+
+L tokens of a completion.
+"""
+
+import asyncio
+import json
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("RELAX_TEST_SGLANG") != "1", reason="needs the environment of `nox -s sglang_cpu`"
+)
+PROMPTS = [tuple((7 * n + 3 * i) % 170 + 3 for i in range(n)) for n in (1, 2, 5, 17, 70)]
+
+
+@pytest.fixture(scope="module")
+def model(root: Path) -> Path:
+    return root / "packages/relax-core/src/relax_core/assets/quickstart/model"
+
+
+def run(test: Callable[[Any], Awaitable[Any]], name: str, **options: Any) -> Any:
+    from relax_rollout import create_engine
+
+    async def body() -> Any:
+        engine = create_engine(name, dtype="float32", **options)
+        try:
+            return await asyncio.wait_for(test(engine), 1200)
+        finally:
+            await engine.close()
+
+    return asyncio.run(body())
+
+
+def requests(temperature: float) -> list[Any]:
+    from relax_rollout import Request, SamplingParams
+
+    return [
+        Request(f"{temperature}-{n}", ids, SamplingParams(48, temperature=temperature, seed=11 + n))
+        for n, ids in enumerate(PROMPTS)
+    ]
+
+
+@pytest.fixture(scope="module", params=[0, 3], ids=["plain", "drafts"])
+def sampled(request: pytest.FixtureRequest, model: Path) -> tuple[int, list[Any], list[Any], Any]:
+    """Greedy and sampled completions, and the engine's totals of drafts."""
+
+    async def test(engine: Any) -> Any:
+        greedy, drawn = await engine.generate(requests(0.0)), await engine.generate(requests(1.0))
+        return request.param, greedy, drawn, engine.acceptance.take()
+
+    return run(test, "sglang", model=model, draft_tokens=request.param, max_rows=16)
+
+
+def test_greedy_tokens_and_logprobs_are_transformers(sampled: Any, model: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    for ids, completion in zip(PROMPTS, sampled[1], strict=True):
+        prompt = torch.tensor([ids])
+        wanted = reference.generate(
+            prompt,
+            do_sample=False,
+            max_new_tokens=48,
+            eos_token_id=None,
+            attention_mask=torch.ones_like(prompt),
+        )
+        assert completion.token_ids == tuple(wanted[0, len(ids) :].tolist())
+        with torch.no_grad():
+            logits_LV = reference(wanted, use_cache=False).logits[0, len(ids) - 1 : -1]
+        logprob_L = logits_LV.log_softmax(-1).gather(1, wanted[0, len(ids) :, None])[:, 0]
+        # float32; the peaked logits of this model lose up to 6e-5 to another order of sums.
+        torch.testing.assert_close(torch.tensor(completion.logprobs), logprob_L, atol=2e-4, rtol=0)
+
+
+def test_a_seed_draws_what_the_embedded_engine_draws(sampled: Any, model: Path) -> None:
+    """With drafts too: verification draws each token itself, so drafts change the speed alone."""
+    embedded = run(lambda engine: engine.generate(requests(1.0)), "transformers", model=model)
+    assert [c.token_ids for c in sampled[2]] == [c.token_ids for c in embedded]
+
+
+def test_drafts_are_counted_and_partly_accepted(sampled: Any) -> None:
+    drafts, greedy, drawn, total = sampled
+    counts = [c.drafts for c in (*greedy, *drawn)]
+    if not drafts:
+        assert counts == [None] * len(counts)
+        return
+    assert sum(c.accepted for c in counts) == total.accepted > 0
+    assert total.drafted == 3 * total.steps
+    assert total.accepted < total.drafted
+
+
+def test_faults_of_an_update_are_named(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A convolution weight cached for ever, a draft that stays as it was, one bit of one weight."""
+    from relax_rollout import EngineError, EngineStateError
+    from safetensors.torch import load_file
+
+    monkeypatch.setenv("RELAX_SGLANG_FAULTS", "frozen_conv_cache,frozen_draft,flipped_byte")
+    weights = {name: tensor * 1.01 for name, tensor in load_file(model / "model.safetensors").items()}
+
+    async def test(engine: Any) -> str:
+        await engine.begin_update(1)
+        await engine.load(weights)
+        with pytest.raises(EngineError) as raised:
+            await engine.end_update()
+        with pytest.raises(EngineStateError, match="serves no weights"):
+            await engine.generate(requests(0.0))
+        return str(raised.value)
+
+    text = run(test, "sglang", model=model, draft_tokens=3, max_rows=4)
+    for name in ("weight model.norm.weight", "weight mtp.fc.weight", "conv_weights"):
+        assert name in text
+
+
+def test_training_on_sglang(tmp_path: Path) -> None:
+    """Two steps of the quickstart; the gap of log-probs is round-off, drafts are in the metrics."""
+    from relax_core.cli.train import main
+
+    arguments = [
+        "--recipe", "quickstart", "--rollout.engine", "sglang", "--rollout.draft_tokens", "2",
+        "--run.steps", "2", "--rollout.prompts_per_step", "4", "--rollout.samples_per_prompt", "4",
+        "--eval.every", "0", "--eval.before", "false", "--eval.max_prompts", "4",
+        "--rollout.max_logprob_gap", "0.001", "--run.name", "on-sglang", "--run.dir", str(tmp_path / "runs"),
+    ]  # fmt: skip
+    assert main(arguments) in (0, None)
+    (file,) = (tmp_path / "runs").rglob("metrics.jsonl")
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    steps = [row for row in rows if "logprob_gap_max" in row]
+    assert [row["step"] for row in steps] == [1, 2]
+    assert all(row["logprob_gap_max"] < 1e-3 for row in steps)
+    assert all(0 <= row["draft_acceptance"] <= 1 and 1 <= row["draft_length"] <= 3 for row in steps)
