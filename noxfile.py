@@ -167,7 +167,7 @@ def sglang_cpu(session: nox.Session) -> None:
     session.install("--no-config", "-c", pinned, "--group", "test", *editable)
     real = {"RELAX_TEST_SGLANG": "1"}
     run_pytest(session, str(rollout / "tests" / "contract"), "-k", "sglang", env=real)
-    run_pytest(session, str(rollout / "tests" / "sglang"), "tests/test_sglang_run.py", env=real)
+    run_pytest(session, "tests/test_sglang_run.py", env=real)
 
 
 @nox.session(python=PYTHON)

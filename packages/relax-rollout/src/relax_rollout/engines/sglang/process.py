@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -14,11 +15,17 @@ TAIL_LINES = 15
 
 
 def free_port() -> int:
-    """A TCP port of this host that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A TCP port of this host that is free now, low enough that SGLang may add to it for ports of its own.
+
+    Raises:
+        OSError: none was found.
+    """
+    for _ in range(200):
+        port = random.SystemRandom().randrange(20000, 50000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise OSError("no free TCP port was found between 20000 and 50000 on this host")
 
 
 class Process:

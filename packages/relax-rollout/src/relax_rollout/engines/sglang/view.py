@@ -37,14 +37,14 @@ def write_view(model: Path, folder: Path) -> Path:
         folder: an empty folder.
 
     Returns:
-        the folder, or the checkpoint itself if it can be served as it is.
+        the folder, or the checkpoint itself if it is of another model than Qwen3.5.
 
     Raises:
         ValueError: the layers do not come in a fixed rhythm, so that no interval describes them.
     """
     config = json.loads((model / "config.json").read_text())
     text = config if is_text_only(config) else config.get("text_config", {})
-    if not is_text_only(text) or (text is not config and "full_attention_interval" in text):
+    if not is_text_only(text):
         return model
     text = {"full_attention_interval": _interval(text)} | text
     text["max_position_embeddings"] = max_context(model) + MARGIN
