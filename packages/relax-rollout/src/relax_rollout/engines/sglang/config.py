@@ -18,7 +18,6 @@ class SglangConfig:
         urls: of servers that run already (``python -m relax_rollout.engines.sglang.serve``); empty starts
             ``servers`` of them here, which end with the engine.
         servers: number of servers started.
-        router: put sglang-router in front of the servers for sampling.
         device: "cpu", "cuda" or "npu".
         dtype: of the weights and the arithmetic; "auto" takes the one that config.json names.
         tensor_parallel: devices of one server.
@@ -49,7 +48,6 @@ class SglangConfig:
     model: str | Path
     urls: tuple[str, ...] = ()
     servers: int = 1
-    router: bool = False
     device: str = "cpu"
     dtype: ServerDtype = "auto"
     tensor_parallel: int = 1
