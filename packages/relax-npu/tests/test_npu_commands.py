@@ -1,0 +1,102 @@
+"""The commands for people: environment, schemas, image, integration; on machines with and without NPUs."""
+
+from pathlib import Path
+
+import pytest
+from relax_npu import cli
+from relax_npu.commands import missing
+from relax_npu.doctor import Machine
+
+
+@pytest.fixture
+def equipped(tmp_path: Path) -> Machine:
+    """A machine with two dies, a driver and docker."""
+    for path in (
+        *("dev/davinci0", "dev/davinci1", "dev/davinci_manager", "dev/devmm_svm", "dev/hisi_hdc"),
+        *("usr/local/dcmi", "usr/local/bin/npu-smi", "usr/local/Ascend/driver", "etc/ascend_install.info"),
+        "usr/bin/docker",
+    ):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).touch()
+    return Machine(root=tmp_path, environment={"PATH": "/usr/bin"})
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Machine:
+    return Machine(root=tmp_path, environment={"PATH": "/usr/bin"})
+
+
+def test_the_environment_of_a_shared_die(capsys) -> None:
+    assert cli.main(["env", "--dies", "0,1", "--colocate", "--draft-tokens", "2"]) == 0
+    told = dict(line.removeprefix("export ").split("=", 1) for line in capsys.readouterr().out.splitlines())
+    assert told["ASCEND_RT_VISIBLE_DEVICES"] == "0,1"
+    assert told["PYTORCH_NPU_ALLOC_CONF"] == "expandable_segments:False"
+    assert told["HCCL_NPU_SOCKET_PORT_RANGE"] == told["HCCL_HOST_SOCKET_PORT_RANGE"] == "auto"
+    assert told["SGLANG_NPU_DISABLE_ACL_FORMAT_WEIGHT"] == "1"
+    assert told["SGLANG_ENABLE_SPEC_V2"] == "1"
+
+
+def test_the_environment_of_dies_of_ones_own(capsys) -> None:
+    cli.main(["env", "--dies", "0"])
+    told = capsys.readouterr().out
+    assert "expandable_segments:True" in told
+    assert "SOCKET_PORT_RANGE" not in told
+
+
+def test_dies_in_a_wrong_order_are_refused(capsys) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["env", "--dies", "1,0"])
+    assert "--dies" in capsys.readouterr().err
+
+
+def test_the_schemas_say_where_they_hold(capsys) -> None:
+    assert cli.main(["schema"]) == 0
+    told = capsys.readouterr().out
+    assert "npu_causal_conv1d_bwd: fla_npu v26.6.0\n" in told
+    assert "npu_rms_norm: torch_npu 2.9.0.post4, torch_npu 2.9.0.post9\n" in told
+    assert "    npu_rms_norm(Tensor input, Tensor gamma, float epsilon=1e-06) -> (Tensor, Tensor)" in told
+
+
+def test_a_machine_without_an_npu_is_told_what_it_lacks(bare: Machine, capsys) -> None:
+    assert cli.main(["integration"], bare) == 1
+    told = capsys.readouterr()
+    assert told.out == ""
+    for text in ("no /dev/davinci<n>", "/dev/devmm_svm is not there", "docker is not on PATH", "--dry-run"):
+        assert text in told.err
+
+
+def test_a_dry_run_shows_every_command_anywhere(bare: Machine, capsys) -> None:
+    assert cli.main(["integration", "--dry-run"], bare) == 0
+    told = capsys.readouterr().out
+    for text in (
+        "docker build --file docker/Dockerfile.npu",
+        "doctor",
+        "relax_kernels check",
+        "relax_npu.smoke",
+    ):
+        assert text in told
+    assert cli.main(["integration", "--dry-run", "--built"], bare) == 0
+    assert "docker build" not in capsys.readouterr().out
+
+
+def test_commands_run_in_order_and_stop_at_the_first_that_fails(equipped, monkeypatch, capsys) -> None:
+    ran = []
+
+    def run(command, check):
+        ran.append(command)
+        return type("Done", (), {"returncode": 7 if len(ran) == 2 else 0})
+
+    monkeypatch.setattr(cli.subprocess, "run", run)
+    assert missing(equipped) == []
+    assert cli.main(["image", "check"], equipped) == 7
+    assert len(ran) == 2
+    assert ran[0][-2:] == ("relax-npu", "doctor")
+    assert {"/dev/davinci0", "/dev/davinci1"} <= set(ran[1])
+    assert "ended with 7" in capsys.readouterr().err
+
+
+def test_a_command_of_ones_own_runs_on_chosen_dies(equipped, capsys) -> None:
+    assert cli.main(["image", "--dies", "1", "--dry-run", "run", "npu-smi", "info"], equipped) == 0
+    told = capsys.readouterr().out
+    assert told.rstrip().endswith("relax-npu:local npu-smi info")
+    assert "davinci0" not in told
