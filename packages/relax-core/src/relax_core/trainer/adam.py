@@ -99,12 +99,6 @@ class Adam(torch.optim.Optimizer):
             parameter.detach().copy_(upper)
         self.state[parameter][name].copy_(value)
 
-    def reload_weights(self) -> None:
-        """Forgets the lower bits: the weights were changed from outside."""
-        for parameter, state in self.state.items():
-            if _split(parameter):
-                state[_MASTER].zero_()
-
     def state_dict(self) -> dict[str, Any]:
         """Settings and step count of the groups; each state with the count, as Megatron wants to see it."""
         groups, number = [], 0

@@ -44,8 +44,8 @@ class TrainerConfig(Section):
     gradient_precision: Literal["fp32", "bf16"] = setting(
         "fp32",
         "Number format in which gradients add up over micro-batches and ranks; bf16 takes 2 bytes per weight "
-        "less. With precision bf16 a weight takes 16 bytes in all: 4 as bfloat16 and what it lacks of float32, "
-        "4 of gradient, 8 of Adam's means; 10 with gradients and means in bf16.",
+        "less. With precision bf16 a weight takes 16 bytes in all: 4 as bfloat16 and what that lacks of "
+        "float32, 4 of gradient, 8 of Adam's means; 10 with gradients and means in bf16.",
     )
     moment_precision: Literal["fp32", "bf16"] = setting(
         "fp32",
