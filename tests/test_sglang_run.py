@@ -47,14 +47,32 @@ def requests(temperature: float) -> list[Any]:
 
 
 @pytest.fixture(scope="module", params=[0, 3], ids=["plain", "drafts"])
-def sampled(request: pytest.FixtureRequest, model: Path) -> tuple[int, list[Any], list[Any], Any]:
-    """Greedy and sampled completions, and the engine's totals of drafts."""
+def sampled(request: pytest.FixtureRequest, model: Path) -> tuple[int, list[Any], list[Any], Any, Any]:
+    """Greedy and sampled completions, the engine's totals of drafts, and what an update and one back gave."""
 
     async def test(engine: Any) -> Any:
         greedy, drawn = await engine.generate(requests(0.0)), await engine.generate(requests(1.0))
-        return request.param, greedy, drawn, engine.acceptance.take()
+        counts = engine.acceptance.take()
+        weights = load_weights(model)
+        updates = []
+        for version, factor in ((1, 1.25), (2, 1.0)):
+            await engine.begin_update(version)
+            names = list(weights)
+            for part in (names[::2], names[1::2]):
+                await engine.load({name: factor * weights[name] for name in part})
+            updates.append((await engine.end_update(), await engine.generate(requests(1.0))))
+        return request.param, greedy, drawn, counts, updates
 
-    return run(test, "sglang", model=model, draft_tokens=request.param, max_rows=16)
+    # One path of weights with each kind of server, so that both are seen to reach target and draft.
+    transport = "broadcast" if request.param else "files"
+    options = {"draft_tokens": request.param, "max_rows": 16, "transport": transport}
+    return run(test, "sglang", model=model, **options)
+
+
+def load_weights(model: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(model / "model.safetensors")
 
 
 def test_greedy_tokens_and_logprobs_are_transformers(sampled: Any, model: Path) -> None:
@@ -85,7 +103,7 @@ def test_a_seed_draws_what_the_embedded_engine_draws(sampled: Any, model: Path) 
 
 
 def test_drafts_are_counted_and_partly_accepted(sampled: Any) -> None:
-    drafts, greedy, drawn, total = sampled
+    drafts, greedy, drawn, total, _ = sampled
     counts = [c.drafts for c in (*greedy, *drawn)]
     if not drafts:
         assert counts == [None] * len(counts)
@@ -95,13 +113,24 @@ def test_drafts_are_counted_and_partly_accepted(sampled: Any) -> None:
     assert total.accepted < total.drafted
 
 
+def test_an_update_reaches_target_and_draft_and_one_back_undoes_it(sampled: Any, model: Path) -> None:
+    from relax_rollout import tensor_digest
+
+    drafts, _, drawn, _, ((changed, other), (back, again)) = sampled
+    wanted = {n: t for n, t in load_weights(model).items() if drafts or not n.startswith("mtp.")}
+    assert changed == {name: tensor_digest(1.25 * tensor) for name, tensor in wanted.items()}
+    assert back == {name: tensor_digest(tensor) for name, tensor in wanted.items()}
+    assert [c.token_ids for c in again] == [c.token_ids for c in drawn] != [c.token_ids for c in other]
+    assert {v for c in other for v in c.versions} == {1}
+    assert {v for c in again for v in c.versions} == {2}
+
+
 def test_faults_of_an_update_are_named(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A convolution weight cached for ever, a draft that stays as it was, one bit of one weight."""
     from relax_rollout import EngineError, EngineStateError
-    from safetensors.torch import load_file
 
     monkeypatch.setenv("RELAX_SGLANG_FAULTS", "frozen_conv_cache,frozen_draft,flipped_byte")
-    weights = {name: tensor * 1.01 for name, tensor in load_file(model / "model.safetensors").items()}
+    weights = {name: tensor * 1.01 for name, tensor in load_weights(model).items()}
 
     async def test(engine: Any) -> str:
         await engine.begin_update(1)
@@ -113,20 +142,32 @@ def test_faults_of_an_update_are_named(model: Path, monkeypatch: pytest.MonkeyPa
         return str(raised.value)
 
     text = run(test, "sglang", model=model, draft_tokens=3, max_rows=4)
-    for name in ("weight model.norm.weight", "weight mtp.fc.weight", "conv_weights"):
-        assert name in text
+    named = ("layers.0.linear_attn.attn.conv_weights", "weight model.norm.weight", "weight mtp.fc.weight")
+    assert [name for name in named if name not in text] == []
+    assert "weight model.layers" not in text
 
 
 def test_training_on_sglang(tmp_path: Path) -> None:
     """Two steps of the quickstart; the gap of log-probs is round-off, drafts are in the metrics."""
     from relax_core.cli.train import main
 
-    arguments = [
-        "--recipe", "quickstart", "--rollout.engine", "sglang", "--rollout.draft_tokens", "2",
-        "--run.steps", "2", "--rollout.prompts_per_step", "4", "--rollout.samples_per_prompt", "4",
-        "--eval.every", "0", "--eval.before", "false", "--eval.max_prompts", "4",
-        "--rollout.max_logprob_gap", "0.001", "--run.name", "on-sglang", "--run.dir", str(tmp_path / "runs"),
-    ]  # fmt: skip
+    settings = {
+        "recipe": "quickstart",
+        "run.dir": tmp_path / "runs",
+        "run.name": "on-sglang",
+        "run.steps": 2,
+        "trainer.warmup_steps": 0,
+        "rollout.engine": "sglang",
+        "rollout.draft_tokens": 2,
+        "rollout.max_batch_size": 16,
+        "rollout.prompts_per_step": 4,
+        "rollout.samples_per_prompt": 4,
+        "rollout.max_logprob_gap": 0.001,
+        "eval.every": 0,
+        "eval.before": "false",
+        "eval.max_prompts": 4,
+    }
+    arguments = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
     assert main(arguments) in (0, None)
     (file,) = (tmp_path / "runs").rglob("metrics.jsonl")
     rows = [json.loads(line) for line in file.read_text().splitlines()]

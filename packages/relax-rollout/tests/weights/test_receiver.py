@@ -193,6 +193,21 @@ def test_a_frozen_draft_is_named(receiver, files):
     assert [n for n in ("mtp.fc", "norm") if digests[n] != tensor_digest(sent[n])] == ["mtp.fc"]
 
 
+def test_a_draft_with_an_old_copy_of_a_shared_tensor_is_named(files, target):
+    draft = Draft(nn.Parameter(torch.zeros(8, 6)))
+    receiver = Receiver(
+        {"target": target, "draft": draft}, SHAPES, torch.device("cpu"), {"cache_t": conv_rule}
+    )
+    loads = draft.load_weights
+    draft.load_weights = lambda weights: loads([(n, t) for n, t in weights if n != "embed"])
+    receiver.begin("u", 1)
+    sent = tensors()
+    send(receiver, files, sent)
+    digests = receiver.commit("u", 1)["digests"]
+    assert digests["mtp.fc"] == tensor_digest(sent["mtp.fc"])
+    assert digests["embed"] == tensor_digest(torch.zeros(8, 6))
+
+
 def test_a_loader_that_computes_new_tensors_is_refused():
     class Doubling(Target):
         def load_weights(self, weights):

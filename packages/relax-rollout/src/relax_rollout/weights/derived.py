@@ -3,7 +3,7 @@
 A module may hold, beside its parameters, a transposed convolution weight, a packed projection or a cast
 copy. Every tensor attribute that shares no memory with a parameter or buffer is such a candidate. Known kinds
 have a rule by which they are rebuilt and checked; an unknown one that did not change while a parameter of its
-module did is reported by name.
+module, or of the module around it, did is reported by name.
 """
 
 import logging
@@ -57,7 +57,7 @@ class DerivedTensors:
 
     def remember(self) -> None:
         """Digest what is there before an update; :meth:`stale` compares with it."""
-        self._before = {found.name: self._digests(module, tensor) for found, module, tensor in self._scan()}
+        self._before = {found.name: self._digests(found, tensor) for found, module, tensor in self._scan()}
 
     def stale(self) -> list[str]:
         """Names of the derived tensors that do not belong to the present parameters."""
@@ -69,7 +69,7 @@ class DerivedTensors:
                     wrong.append(found.name)
                 continue
             before = self._before.get(found.name)
-            now = self._digests(module, tensor)
+            now = self._digests(found, tensor)
             if before is not None and before[0] == now[0] and before[1] != now[1]:
                 wrong.append(found.name)
         return wrong
@@ -78,15 +78,18 @@ class DerivedTensors:
         """Of every derived tensor."""
         return {found.name: tensor_digest(tensor) for found, _, tensor in self._scan()}
 
-    @staticmethod
-    def _digests(module: nn.Module, tensor: Tensor) -> tuple[str, str]:
-        parameters = [tensor_digest(p) for p in module.parameters()]
+    def _around(self, name: str) -> nn.Module:
+        """The module that has the one of this name in it; the model itself at the top."""
+        return self._model.get_submodule(name.rpartition(".")[0])
+
+    def _digests(self, found: Derived, tensor: Tensor) -> tuple[str, str]:
+        parameters = [tensor_digest(p) for p in self._around(found.module).parameters()]
         return tensor_digest(tensor), "".join(parameters)
 
     def _scan(self) -> Iterator[tuple[Derived, nn.Module, Tensor]]:
         known = {t.untyped_storage().data_ptr() for t in named_tensors(self._model).values()}
         for name, module in self._model.named_modules():
-            if next(module.parameters(), None) is None:
+            if next(self._around(name).parameters(), None) is None:
                 continue
             for attribute, value in list(vars(module).items()):
                 if not isinstance(value, Tensor) or not value.is_floating_point() or not value.numel():
