@@ -218,6 +218,79 @@ def test_a_wrong_entry_point_is_a_programming_error(install) -> None:
         rk.backends()
 
 
+def test_a_failing_entry_point_is_named(install) -> None:
+    def broken() -> None:
+        raise OSError("libtoy.so: cannot open shared object file")
+
+    install(broken=broken)
+    with pytest.raises(OSError, match="libtoy") as failure:
+        rk.backends()
+    assert failure.value.__notes__ == [
+        "while loading the entry point broken = toys:broken of relax_kernels.backends"
+    ]
+
+
+def test_two_entry_points_of_one_name_are_refused(install) -> None:
+    install(toy(), toy(value=1.0))
+    with pytest.raises(TypeError, match=r"two entry points of relax_kernels.backends have the name toy"):
+        rk.backends()
+
+
+@pytest.mark.parametrize(("value", "strict"), [("TRUE", True), ("1", True), ("0", False), ("False", False)])
+def test_strict_reads_what_is_usually_written(
+    install, monkeypatch: pytest.MonkeyPatch, value: str, strict: bool
+) -> None:
+    install(toy(refuses="F = 2 is too small"))
+    monkeypatch.setenv("RELAX_KERNELS_STRICT", value)
+    assert registry.is_strict() == strict
+    monkeypatch.setenv("RELAX_KERNELS_STRICT", "yes please")
+    with pytest.raises(rk.InvalidInput, match="RELAX_KERNELS_STRICT must be 1, true, 0 or false, given 'yes"):
+        rk.swiglu(X)
+
+
+def test_a_variable_that_names_no_operator_is_told(
+    install, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("RELAX_KERNELS_SWIGLOO", "torch")
+    monkeypatch.setenv("RELAX_KERNELS_SWIGLU", "torch")
+    install(toy())
+    with caplog.at_level(logging.WARNING, "relax_kernels.registry"):
+        rk.swiglu(X)
+    assert [record.message for record in caplog.records] == [
+        "the environment variable RELAX_KERNELS_SWIGLOO names no operator"
+    ]
+
+
+def test_explain_refuses_arguments_the_operator_does_not_have() -> None:
+    with pytest.raises(rk.InvalidInput, match="swiglu does not take these arguments: missing a required"):
+        rk.explain("swiglu")
+    x, cu = torch.zeros(2, 1, 4), rk.CuSeqlens.from_lengths((2,))
+    given = (x, x, x, x[..., 0], x[..., 0])
+    for op, more in (("gated_delta_rule", {"cu_seqlens": cu}), ("gated_delta_rule_step", {})):
+        state = (torch.zeros(2, 1, 4, 4),) if op == "gated_delta_rule_step" else ()
+        assert rk.explain(op, *given, *state, **more).chosen is not None
+        with pytest.raises(rk.InvalidInput, match="got an unexpected keyword argument 'bogus'"):
+            rk.explain(op, *given, *state, **more, bogus=1)
+
+
+def test_autocast_does_not_change_what_an_operator_computes() -> None:
+    torch.manual_seed(0)
+    x, head, target = torch.randn(8, 2, 4), torch.randn(5, 4), torch.arange(8) % 5
+    cu = rk.CuSeqlens.from_lengths((5, 3))
+    g = -torch.rand(8, 2)
+
+    def all_of_them() -> list[torch.Tensor]:
+        return [
+            rk.gated_delta_rule(x, x, x, g, g.exp(), cu_seqlens=cu)[0],
+            rk.attention(x, x, x, cu_seqlens_q=cu),
+            rk.linear_logprob(x[:, 0], head, target).logprob_T,
+        ]
+
+    expected = all_of_them()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert all(map(torch.equal, all_of_them(), expected))
+
+
 def test_every_operator_can_be_explained_and_has_a_reference() -> None:
     from relax_kernels.explanation import CALLS
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isfinite
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -43,12 +45,13 @@ class Checker:
         if not isinstance(value, torch.Tensor):
             raise self.fail(f"{name} must be a tensor with axes {_axes(axes)}, given {type(value).__name__}")
         shape = tuple(value.shape)
+        letters = axes
         if axes and axes[0] == "...":
-            axes = axes[1:]
-            shape = shape[len(shape) - len(axes) :] if len(shape) >= len(axes) else shape
-        if len(shape) != len(axes):
+            letters = axes[1:]
+            shape = shape[len(shape) - len(letters) :] if len(shape) >= len(letters) else shape
+        if len(shape) != len(letters):
             raise self.fail(f"{name} must have axes {_axes(axes)}, given shape {tuple(value.shape)}")
-        for letter, size in zip(axes, shape, strict=True):
+        for letter, size in zip(letters, shape, strict=True):
             known = self.sizes.setdefault(letter, size)
             origin = self._origin.setdefault(letter, name)
             if known != size:
@@ -88,6 +91,30 @@ class Checker:
                 f"{letter} = {size} ({self._origin[letter]}) must be a positive multiple of "
                 f"{of} = {base} ({self._origin[of]})"
             )
+
+    def positive(self, letter: str) -> None:
+        """Require an axis of at least one entry."""
+        if self.sizes[letter] == 0:
+            raise self.fail(f"{self._origin[letter]} has {letter} = 0; at least 1 is needed")
+
+    def whole(self, name: str, value: object, least: int, most: int | None = None, letter: str = "") -> None:
+        """Require a whole number in [least, most]; letter: the axis whose size `most` is."""
+        allowed = (
+            f"of at least {least}" if most is None else f"from {least} to {letter and f'{letter} = '}{most}"
+        )
+        number = None if isinstance(value, bool) or not isinstance(value, Integral) else int(value)
+        if number is None or number < least or (most is not None and number > most):
+            raise self.fail(f"{name} must be a whole number {allowed}, given {value!r}")
+
+    def number(self, name: str, value: object) -> None:
+        """Require a finite number."""
+        if isinstance(value, bool) or not isinstance(value, Real) or not isfinite(value):
+            raise self.fail(f"{name} must be a finite number, given {value!r}")
+
+    def not_negative(self, name: str, value: float) -> None:
+        """Require a finite number of at least 0."""
+        self.number(name, value)
+        self.require(value >= 0, f"{name} must not be negative, given {value}")
 
     def same_shape(self, name: str, value: torch.Tensor, other: str, like: torch.Tensor) -> None:
         """Require two tensors of any leading axes to have the same shape."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import accumulate
+from operator import index
 from typing import TypeVar
 
 import numpy as np
@@ -12,6 +13,8 @@ import torch
 from relax_kernels.errors import InvalidInput
 
 Table = TypeVar("Table")
+MOST_TOKENS = 2**31 - 1
+"""Offsets are int32 on a device."""
 
 
 class CuSeqlens:
@@ -30,19 +33,26 @@ class CuSeqlens:
     """N lengths in tokens; 0 is allowed."""
 
     def __init__(self, host: Iterable[int]) -> None:
-        """Take N + 1 offsets. Raises InvalidInput if they do not start with 0 or ever decrease."""
-        self.host = tuple(int(offset) for offset in host)
+        """Take N + 1 offsets.
+
+        Raises InvalidInput if they are not whole numbers, do not start with 0, decrease, or reach 2^31.
+        """
+        self.host = _whole("offsets", host)
         if not self.host or self.host[0] != 0:
             raise InvalidInput(f"CuSeqlens: offsets must start with 0, given {_short(self.host)}")
         self.lengths = tuple(end - start for start, end in zip(self.host, self.host[1:], strict=False))
         if any(length < 0 for length in self.lengths):
             raise InvalidInput(f"CuSeqlens: offsets must not decrease, given {_short(self.host)}")
+        if self.total > MOST_TOKENS:
+            raise InvalidInput(
+                f"CuSeqlens: {self.total} tokens are too many, at most {MOST_TOKENS} are allowed"
+            )
         self._tables: dict[tuple[object, ...], object] = {}
 
     @classmethod
     def from_lengths(cls, lengths: Iterable[int]) -> CuSeqlens:
-        """Build from N lengths in tokens. Raises InvalidInput if one is negative."""
-        given = tuple(int(length) for length in lengths)
+        """Build from N lengths in tokens. Raises InvalidInput if one is negative or not a whole number."""
+        given = _whole("lengths", lengths)
         if any(length < 0 for length in given):
             raise InvalidInput(f"CuSeqlens: lengths must not be negative, given {_short(given)}")
         return cls(accumulate(given, initial=0))
@@ -86,7 +96,9 @@ class CuSeqlens:
         The key must name the table, everything it depends on besides the lengths, and the device.
         """
         if key not in self._tables:
-            self._tables[key] = build()
+            # What is first made for inference must also serve training.
+            with torch.inference_mode(False):
+                self._tables[key] = build()
         return self._tables[key]  # type: ignore[return-value]
 
     def __reduce__(self) -> tuple[type[CuSeqlens], tuple[tuple[int, ...]]]:
@@ -105,6 +117,13 @@ class CuSeqlens:
 
     def __repr__(self) -> str:
         return f"CuSeqlens(lengths={_short(self.lengths)})"
+
+
+def _whole(what: str, values: Iterable[int]) -> tuple[int, ...]:
+    try:
+        return tuple(index(value) for value in values)
+    except TypeError:
+        raise InvalidInput(f"CuSeqlens: {what} must be whole numbers, given {values!r}") from None
 
 
 def _as_tensor(values: object, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:

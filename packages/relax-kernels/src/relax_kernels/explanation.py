@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -63,6 +64,10 @@ def explain(
     """
     if op not in CALLS:
         raise InvalidInput(f"explain: no operator {op!r}; there are {', '.join(sorted(CALLS))}")
+    try:
+        inspect.signature(CALLS[op]).bind(*args, **kwargs)
+    except TypeError as error:
+        raise InvalidInput(f"explain: {op} does not take these arguments: {error}") from None
     call = CALLS[op](*args, **kwargs)
     if device_type is not None:
         call = replace(call, device_type=device_type)

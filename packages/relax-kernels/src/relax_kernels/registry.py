@@ -10,11 +10,16 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
+import torch
+from torch.amp.autocast_mode import is_autocast_available
+
 from relax_kernels.contract import ENTRY_POINT_GROUP, Backend, Call
-from relax_kernels.errors import BackendUnavailable, NoBackend
+from relax_kernels.errors import BackendUnavailable, InvalidInput, NoBackend
 
 logger = logging.getLogger(__name__)
-STRICT_VARIABLE = "RELAX_KERNELS_STRICT"
+PREFIX = "RELAX_KERNELS_"
+STRICT_VARIABLE = f"{PREFIX}STRICT"
+_SWITCH = {"": False, "0": False, "false": False, "1": True, "true": True}
 
 _strict: bool | None = None
 _logged: set[str] = set()
@@ -52,11 +57,26 @@ def _load() -> _Loaded:
         except (ImportError, BackendUnavailable) as error:
             unavailable.append((point.name, f"not usable here: {error}"))
             continue
+        except Exception as error:
+            error.add_note(
+                f"while loading the entry point {point.name} = {point.value} of {ENTRY_POINT_GROUP}"
+            )
+            raise
         if not isinstance(backend, Backend) or backend.name != point.name:
             raise TypeError(f"entry point {point.name} = {point.value} does not give a Backend of that name")
+        if backend.name in found:
+            raise TypeError(f"two entry points of {ENTRY_POINT_GROUP} have the name {point.name}")
         found[backend.name] = backend
     ordered = sorted(found.values(), key=lambda backend: -backend.priority)
+    _warn_of_variables({op for backend in ordered for op in backend.operators})
     return _Loaded(tuple(ordered), tuple(unavailable))
+
+
+def _warn_of_variables(operators: set[str]) -> None:
+    known = {STRICT_VARIABLE, *map(environment_variable, operators)}
+    for variable in sorted(os.environ):
+        if variable.startswith(PREFIX) and variable not in known:
+            _log_once(logging.WARNING, f"the environment variable {variable} names no operator")
 
 
 def backends() -> tuple[Backend, ...]:
@@ -81,13 +101,18 @@ def set_strict(strict: bool | None) -> None:
 
 
 def is_strict() -> bool:
-    """Tell whether stand-ins are forbidden."""
-    return _strict if _strict is not None else os.environ.get(STRICT_VARIABLE, "") in ("1", "true")
+    """Tell whether stand-ins are forbidden. Raises InvalidInput if the environment says neither."""
+    if _strict is not None:
+        return _strict
+    given = os.environ.get(STRICT_VARIABLE, "")
+    if given.lower() not in _SWITCH:
+        raise InvalidInput(f"{STRICT_VARIABLE} must be 1, true, 0 or false, given {given!r}")
+    return _SWITCH[given.lower()]
 
 
 def environment_variable(op: str) -> str:
     """Return the variable whose value names the backend for one operator."""
-    return f"RELAX_KERNELS_{op.upper()}"
+    return f"{PREFIX}{op.upper()}"
 
 
 def _inability(backend: Backend, call: Call) -> str | None:
@@ -164,14 +189,23 @@ def _accept_stand_in(call: Call, candidate: Backend, passed_over: list[str]) -> 
 
 
 def implementation(call: Call, backend: str | None) -> Callable[..., Any]:
-    """Return the function that will serve a call."""
-    return choose(call, backend).implementation(call.op)
+    """Return the function that will serve a call.
+
+    It computes in the dtypes that the operator promises under autocast too, which would else cast its
+    products, and not what they meet.
+    """
+    function = choose(call, backend).implementation(call.op)
+    device = call.device_type
+    if is_autocast_available(device) and torch.is_autocast_enabled(device):
+        exact: Callable[..., Any] = torch.autocast(device, enabled=False)(function)
+        return exact
+    return function
 
 
 def _explanation(call: Call, chosen: Backend | None) -> Explanation:
     others = []
     for other in backends():
-        if other is not chosen:
+        if chosen is None or other.name != chosen.name:
             default = f"would serve it, priority {other.priority}"
             others.append((other.name, _inability(other, call) or default))
     detail = "no backend serves this call" if chosen is None else chosen.describe(call)

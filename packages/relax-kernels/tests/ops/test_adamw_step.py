@@ -53,7 +53,7 @@ def test_what_does_not_fit_is_refused() -> None:
         rk.adamw_step(half, x, x, x, **OPTIONS)
     with pytest.raises(rk.InvalidInput, match="weight_N must be one of bfloat16, given float32"):
         rk.adamw_step(x, x, x, x, torch.zeros(4, dtype=torch.int16), **OPTIONS)
-    with pytest.raises(rk.InvalidInput, match="step counts from 1, given 0"):
+    with pytest.raises(rk.InvalidInput, match="step must be a whole number of at least 1, given 0"):
         rk.adamw_step(x, x, x, x, **{**OPTIONS, "step": 0})
     with pytest.raises(rk.InvalidInput, match=r"beta2 must be in \[0, 1\), given 1.0"):
         rk.adamw_step(x, x, x, x, **{**OPTIONS, "beta2": 1.0})

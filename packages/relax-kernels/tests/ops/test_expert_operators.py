@@ -97,7 +97,7 @@ def test_gradients_of_the_reference_are_those_of_finite_differences() -> None:
 
 def test_bad_inputs_are_refused_by_name() -> None:
     logits, x = torch.zeros(3, 4), torch.zeros(3, 8)
-    with pytest.raises(rk.InvalidInput, match="top_k must lie between 1 and E = 4, given 5"):
+    with pytest.raises(rk.InvalidInput, match="top_k must be a whole number from 1 to E = 4, given 5"):
         rk.router_topk(logits, top_k=5)
     with pytest.raises(rk.InvalidInput, match=r"expert_TK must lie in \[0, 4\), given values from 0 to 4"):
         rk.sort_by_expert(torch.tensor([[0, 4]]), experts=4)

@@ -110,19 +110,24 @@ def adamw_step_call(
     check = Checker("adamw_step")
     whole = (torch.float32, torch.float64)
     check.tensor("weight_N", weight_N, "N", dtypes=whole if rest_N is None else (torch.bfloat16,))
-    check.tensor("grad_N", grad_N, "N", dtypes=(*_STATES, weight_N.dtype))
-    check.tensor("mean_N", mean_N, "N", dtypes=(*_STATES, weight_N.dtype))
+    states = _STATES if weight_N.dtype in _STATES else (*_STATES, weight_N.dtype)
+    check.tensor("grad_N", grad_N, "N", dtypes=states)
+    check.tensor("mean_N", mean_N, "N", dtypes=states)
     check.tensor("square_N", square_N, "N", same_dtype_as=mean_N)
     tensors = [weight_N, grad_N, mean_N, square_N]
     if rest_N is not None:
         check.tensor("rest_N", rest_N, "N", dtypes=(torch.int16,))
         tensors.append(rest_N)
     check.require(all(x.is_contiguous() for x in tensors), "every tensor must be contiguous")
-    check.require(step >= 1, f"step counts from 1, given {step}")
+    check.whole("step", step, 1)
+    for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
+        check.not_negative(name, value)
+    check.number("grad_scale", grad_scale)
     for name, beta in (("beta1", beta1), ("beta2", beta2)):
+        check.number(name, beta)
         check.require(0 <= beta < 1, f"{name} must be in [0, 1), given {beta}")
-    check.require(0 <= seed < 2**32, f"seed must be in [0, 2^32), given {seed}")
-    check.require(first >= 0, f"first must not be negative, given {first}")
+    check.whole("seed", seed, 0, 2**32 - 1)
+    check.whole("first", first, 0)
     options: dict[str, Any] = {
         "step": step,
         "lr": lr,

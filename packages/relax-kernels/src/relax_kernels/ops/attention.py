@@ -91,6 +91,9 @@ def attention_call(
     check.tensor("k_SGD", k_SGD, "SGD", same_dtype_as=q_THD)
     check.tensor("v_SGE", v_SGE, "SGE", same_dtype_as=q_THD)
     check.multiple("H", "G")
+    check.positive("D")
+    if scale is not None:
+        check.number("scale", scale)
     check.lengths("cu_seqlens_q", cu_seqlens_q, "T")
     keys = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
     check.lengths("cu_seqlens_k" if cu_seqlens_k is not None else "cu_seqlens_q", keys, "S")

@@ -5,8 +5,6 @@ T tokens, N sequences, H query/key heads, U value heads (U % H == 0), K key dim,
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from relax_kernels.check import Checker
@@ -94,7 +92,9 @@ def delta_rule_call(
     *,
     cu_seqlens: CuSeqlens,
     initial_state_NUKV: torch.Tensor | None = None,
-    **options: Any,
+    output_final_state: bool = False,
+    qk_l2norm: bool = True,
+    scale: float | None = None,
 ) -> Call:
     """Check the inputs of `gated_delta_rule` and describe the call."""
     check = Checker("gated_delta_rule")
@@ -104,13 +104,20 @@ def delta_rule_call(
     check.tensor("g_TU", g_TU, "TU")
     check.tensor("beta_TU", beta_TU, "TU")
     check.multiple("U", "H")
+    _check_scale(check, scale)
     check.lengths("cu_seqlens", cu_seqlens, "T")
     check.bind("N", len(cu_seqlens), "cu_seqlens")
     tensors = [q_THK, k_THK, v_TUV, g_TU, beta_TU]
     if initial_state_NUKV is not None:
         check.tensor("initial_state_NUKV", initial_state_NUKV, "NUKV")
         tensors.append(initial_state_NUKV)
-    return check.call(tensors, {**options, "has_initial_state": initial_state_NUKV is not None}, cu_seqlens)
+    options = {
+        "output_final_state": output_final_state,
+        "qk_l2norm": qk_l2norm,
+        "scale": scale,
+        "has_initial_state": initial_state_NUKV is not None,
+    }
+    return check.call(tensors, options, cu_seqlens)
 
 
 def gated_delta_rule_step(
@@ -153,7 +160,9 @@ def delta_rule_step_call(
     g_NU: torch.Tensor,
     beta_NU: torch.Tensor,
     state_NUKV: torch.Tensor,
-    **options: Any,
+    *,
+    qk_l2norm: bool = True,
+    scale: float | None = None,
 ) -> Call:
     """Check the inputs of `gated_delta_rule_step` and describe the call."""
     check = Checker("gated_delta_rule_step")
@@ -163,5 +172,14 @@ def delta_rule_step_call(
     check.tensor("g_NU", g_NU, "NU")
     check.tensor("beta_NU", beta_NU, "NU")
     check.multiple("U", "H")
+    _check_scale(check, scale)
     check.tensor("state_NUKV", state_NUKV, "NUKV")
+    options = {"qk_l2norm": qk_l2norm, "scale": scale}
     return check.call([q_NHK, k_NHK, v_NUV, g_NU, beta_NU, state_NUKV], options)
+
+
+def _check_scale(check: Checker, scale: float | None) -> None:
+    """K ** -0.5 needs a K."""
+    check.positive("K")
+    if scale is not None:
+        check.number("scale", scale)

@@ -62,7 +62,7 @@ def router_topk_call(logits_TE: torch.Tensor, *, top_k: int, normalise: bool = T
     check = Checker("router_topk")
     check.tensor("logits_TE", logits_TE, "TE")
     experts = check.sizes["E"]
-    check.require(1 <= top_k <= experts, f"top_k must lie between 1 and E = {experts}, given {top_k}")
+    check.whole("top_k", top_k, 1, experts, "E")
     check.bind("K", top_k, "top_k")
     return check.call([logits_TE], {"top_k": top_k, "normalise": normalise})
 
@@ -87,7 +87,7 @@ def sort_by_expert_call(expert_TK: torch.Tensor, *, experts: int) -> Call:
     """Check the inputs of `sort_by_expert` and describe the call."""
     check = Checker("sort_by_expert")
     check.tensor("expert_TK", expert_TK, "TK", dtypes=_INDEX)
-    check.require(experts > 0, f"experts must be positive, given {experts}")
+    check.whole("experts", experts, 1)
     check.bind("E", experts, "experts")
     if expert_TK.device.type == "cpu" and expert_TK.numel():
         low, high = (int(bound) for bound in torch.aminmax(expert_TK))

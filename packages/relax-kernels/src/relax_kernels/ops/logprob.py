@@ -72,7 +72,7 @@ def linear_logprob(
         NoBackend: no backend serves the call.
     """
     options: dict[str, Any] = {
-        "temperature": float(temperature),
+        "temperature": temperature,
         "with_entropy": with_entropy,
         "top_k": top_k,
         "chunk_tokens": chunk_tokens,
@@ -100,18 +100,20 @@ def linear_logprob_call(
     check.tensor("hidden_TD", hidden_TD, "TD")
     check.tensor("weight_VD", weight_VD, "VD", same_dtype_as=hidden_TD)
     check.tensor("target_T", target_T, "T", dtypes=(torch.int64,))
+    check.number("temperature", temperature)
     check.require(temperature > 0, f"temperature must be positive, given {temperature}")
-    check.require(
-        chunk_tokens is None or chunk_tokens > 0, f"chunk_tokens must be positive, given {chunk_tokens}"
-    )
+    if chunk_tokens is not None:
+        check.whole("chunk_tokens", chunk_tokens, 1)
     check.require(check.sizes["V"] > 0, "weight_VD has no rows")
+    check.require(
+        process_group is None or isinstance(process_group, ProcessGroup),
+        f"process_group must be a torch.distributed.ProcessGroup or None, "
+        f"given {type(process_group).__name__}",
+    )
     ranks = 1 if process_group is None else process_group.size()
     vocabulary = check.sizes["V"] * ranks
     if top_k is not None:
-        check.require(
-            type(top_k) is int and 1 <= top_k <= vocabulary,
-            f"top_k must be a whole number from 1 to V = {vocabulary}, or None, given {top_k!r}",
-        )
+        check.whole("top_k", top_k, 1, vocabulary, "V")
         check.bind("K", top_k, "top_k")
     if target_T.device.type == "cpu" and target_T.numel():
         low, high = (int(bound) for bound in torch.aminmax(target_T))

@@ -46,7 +46,7 @@ def rms_norm_call(x: torch.Tensor, weight_D: torch.Tensor, *, eps: float, zero_c
     check = Checker("rms_norm")
     check.tensor("x", x, ("...", "D"))
     check.tensor("weight_D", weight_D, "D")
-    check.require(eps >= 0, f"eps must not be negative, given {eps}")
+    check.not_negative("eps", eps)
     return check.call([x, weight_D], {"eps": eps, "zero_centred": zero_centred})
 
 
@@ -93,7 +93,7 @@ def add_rms_norm_call(
     check.tensor("residual", residual, ("...", "D"), same_dtype_as=x)
     check.same_shape("residual", residual, "x", x)
     check.tensor("weight_D", weight_D, "D")
-    check.require(eps >= 0, f"eps must not be negative, given {eps}")
+    check.not_negative("eps", eps)
     return check.call([x, residual, weight_D], {"eps": eps, "zero_centred": zero_centred})
 
 
@@ -133,5 +133,5 @@ def gated_rms_norm_call(x: torch.Tensor, gate: torch.Tensor, weight_D: torch.Ten
     check.tensor("gate", gate, ("...", "D"), same_dtype_as=x)
     check.same_shape("gate", gate, "x", x)
     check.tensor("weight_D", weight_D, "D")
-    check.require(eps >= 0, f"eps must not be negative, given {eps}")
+    check.not_negative("eps", eps)
     return check.call([x, gate, weight_D], {"eps": eps})

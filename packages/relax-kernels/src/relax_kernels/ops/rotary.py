@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from relax_kernels.check import Checker
+from relax_kernels.check import FLOATS, Checker
 from relax_kernels.contract import Call
 from relax_kernels.registry import implementation
 
@@ -42,9 +42,12 @@ def rotary_cos_sin(
         InvalidInput: shapes, dtypes or sections do not fit.
     """
     check = Checker("rotary_cos_sin")
-    check.require(dim > 0 and dim % 2 == 0, f"dim must be positive and even, given {dim}")
+    check.whole("dim", dim, 2)
+    check.require(dim % 2 == 0, f"dim must be even, given {dim}")
+    check.number("base", base)
     check.require(base > 0, f"base must be positive, given {base}")
-    multi = position_ids.ndim == 2
+    check.require(dtype in FLOATS, f"dtype must be a float, given {dtype}")
+    multi = isinstance(position_ids, torch.Tensor) and position_ids.ndim == 2
     check.tensor("position_ids", position_ids, ("3", "T") if multi else "T", dtypes=_INTEGERS)
     working = torch.float64 if dtype == torch.float64 else torch.float32
     exponent_P = torch.arange(0, dim, 2, device=position_ids.device, dtype=working) / dim
@@ -54,10 +57,13 @@ def rotary_cos_sin(
             position_ids.shape[0] == 3,
             f"position_ids must be [T] or [3, T], given {tuple(position_ids.shape)}",
         )
-        if sections is None or len(sections) != 3 or sum(sections) != dim // 2:
-            raise check.fail(
-                f"sections must be three numbers with sum dim / 2 = {dim // 2}, given {sections}"
-            )
+        if not isinstance(sections, Sequence) or len(sections) != 3:
+            raise check.fail(f"sections must be three numbers, given {sections!r}")
+        for row, pairs in enumerate(sections):
+            check.whole(f"sections[{row}]", pairs, 0)
+        check.require(
+            sum(sections) == dim // 2, f"sections must have the sum dim / 2 = {dim // 2}, given {sections!r}"
+        )
         row_P = torch.tensor(_rows(sections, dim // 2), device=position_ids.device)
         angle_TP = position_ids.to(working)[row_P].T * frequency_P
     else:

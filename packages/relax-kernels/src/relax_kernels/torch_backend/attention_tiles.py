@@ -102,7 +102,7 @@ def tiles_of(
 
     Sequences without queries or keys are in no tile.
     """
-    key = ("attention_tiles", keys, heads, causal, device)
+    key = ("attention_tiles", keys.host, heads, causal, device)
     return queries.table(key, lambda: tuple(_build(queries, keys, heads, causal, device)))
 
 
