@@ -57,9 +57,9 @@ def test_what_does_not_fit_is_refused() -> None:
         rk.adamw_step(x, x, x, x, **{**OPTIONS, "step": 0})
     with pytest.raises(rk.InvalidInput, match=r"beta2 must be in \[0, 1\), given 1.0"):
         rk.adamw_step(x, x, x, x, **{**OPTIONS, "beta2": 1.0})
-    with pytest.raises(rk.InvalidInput, match="seed must be in"):
+    with pytest.raises(rk.InvalidInput, match="seed must be a whole number from 0 to 4294967295, given -1"):
         rk.adamw_step(x, x, x, x, **OPTIONS, seed=-1)
-    with pytest.raises(rk.InvalidInput, match="first must not be negative, given -1"):
+    with pytest.raises(rk.InvalidInput, match="first must be a whole number of at least 0, given -1"):
         rk.adamw_step(x, x, x, x, **OPTIONS, first=-1)
     with pytest.raises(rk.InvalidInput, match="must be contiguous"):
         rk.adamw_step(torch.zeros(8)[::2], x, x, x, **OPTIONS)
