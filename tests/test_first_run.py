@@ -98,7 +98,7 @@ def test_the_exported_model_gives_the_trainers_log_probs_in_transformers(first_r
         mask_L = (torch.arange(len(tokens_L)) >= len(prompt)).float()
         samples.append(Sample(tokens_L, mask_L))
     with open_session(load_config("quickstart", ["--model.path", str(first_run.path / "hf")])) as session:
-        scores = session.trainer.score(samples)
+        scores = session.policy.trainer.score(samples)
 
     model = AutoModelForCausalLM.from_pretrained(first_run.path / "hf")
     for sample, score in zip(samples, scores, strict=True):

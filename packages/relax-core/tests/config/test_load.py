@@ -109,7 +109,17 @@ def test_rules_across_sections_hold_for_configs_made_in_python():
             "trainer.warmup_steps",
             "an integer, at most 4",
         ),
-        (("--run.placement", "ray"), "run.placement", "inline"),
+        (("--parallel.tensor", "2"), "cluster.trainer_ranks", "a multiple of 2, with cluster.mode ray"),
+        (
+            ("--cluster.mode", "ray", "--cluster.engines", "2", "--algorithm.name", "sft"),
+            "cluster.engines",
+            "1",
+        ),
+        (
+            ("--cluster.mode", "ray", "--cluster.placement", "async", "--algorithm.correction", "none"),
+            "algorithm.correction",
+            "truncated or icepop",
+        ),
         (
             ("--model.reference_path", "elsewhere"),
             "model.reference_path",

@@ -21,6 +21,7 @@ import pytest
 import torch
 from relax_bridge import Checkpoint, write_checkpoint
 from relax_core.loop.rl import RlLoop, open_task
+from relax_core.loop.rollout import Rollout
 from relax_core.loop.session import open_session
 from relax_rollout import Completion, tensor_digest
 from relax_rollout.rewards import RewardResult
@@ -337,8 +338,10 @@ def test_three_steps_equal_grpo_in_plain_torch(small_run, small_model, reference
     recorder = SimpleNamespace(phase=lambda name: nullcontext())
     seen = []
     with open_session(config) as session, asyncio.Runner() as runner:
-        loop = RlLoop(config, session, recorder, script, script, runner, open_task(config, session))
+        rollout = Rollout(script, script, runner)
+        loop = RlLoop(config, session, recorder, rollout, open_task(config, session))
         loop.begin(0, None)
+        policy = session.policy
         start = {name: tensor.clone() for name, tensor in script.weights.items()}
         for step in (1, 2, 3):
             metrics = loop.step(step).metrics
@@ -350,8 +353,8 @@ def test_three_steps_equal_grpo_in_plain_torch(small_run, small_model, reference
             assert {len(s.prompt) for s in script.sequences} >= {1, 28}
             for name, value in expected.items():
                 assert metrics[name] == pytest.approx(value, rel=1e-4, abs=2e-6), (step, name)
-            gradients = {n: p.main_grad for n, p in session.trainer.model.named_parameters()}
-            for name, gradient in session.weights.export_tensors(gradients):
+            gradients = {n: p.main_grad for n, p in policy.trainer.model.named_parameters()}
+            for name, gradient in policy.weights.export_tensors(gradients):
                 wanted = oracle.named[name].grad
                 assert (gradient - wanted).norm() <= 5e-4 * wanted.norm() + 1e-8, (step, name)
             for name, weight in script.weights.items():

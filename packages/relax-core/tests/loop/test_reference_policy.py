@@ -14,7 +14,8 @@ TOKENS_L = torch.tensor([5, 7, 11, 13, 17, 19, 23, 29])
 def scores(session):
     """Log-probs of some tokens under the policy and under the reference."""
     sample = Sample(TOKENS_L, (torch.arange(len(TOKENS_L)) > 0).float())
-    return tuple(session.trainer.score([sample], model=model)[0] for model in (None, session.reference))
+    policy = session.policy
+    return tuple(policy.trainer.score([sample], model=model)[0] for model in (None, policy.reference))
 
 
 @pytest.mark.parametrize("random_weights", [False, True])
@@ -23,7 +24,7 @@ def test_without_a_path_it_is_the_policy_as_it_starts(small_run, small_model, ra
     with open_session(small_run(model=model, algorithm={"kl_loss_coef": 0.1})) as session:
         policy, reference = scores(session)
         assert torch.equal(policy, reference)
-        mine, frozen = session.trainer.model, session.reference
+        mine, (frozen,) = session.policy.trainer.model, session.policy.reference
         assert not any(parameter.requires_grad for parameter in frozen.parameters())
         assert all(
             p.data_ptr() != q.data_ptr() for p, q in zip(mine.parameters(), frozen.parameters(), strict=True)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from relax_core.loop import run
 from relax_core.run import RunDirectory
-from relax_core.trainer.checkpoint import list_checkpoints
+from relax_core.trainer.folders import list_checkpoints
 from safetensors.torch import load_file, save_file
 
 

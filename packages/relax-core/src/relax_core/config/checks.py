@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from pydantic import BaseModel
 
 from relax_core.algorithms.config import AlgorithmConfig
+from relax_core.cluster.config import ClusterConfig
 from relax_core.config.problems import Problem
 from relax_core.data.config import DataConfig
+from relax_core.device.parallel import ParallelConfig
 from relax_core.loop.config import EvalConfig, RolloutConfig, SftConfig
 from relax_core.model.settings import ModelSettings
 from relax_core.run.config import RunConfig
@@ -100,13 +102,41 @@ def _evaluation_has_rows(evaluation: EvalConfig, data: DataConfig) -> Iterator[P
         )
 
 
-def _placement_is_built(run: RunConfig) -> Iterator[Problem]:
-    if run.placement != "inline":
+def _ranks_hold_whole_models(cluster: ClusterConfig, parallel: ParallelConfig) -> Iterator[Problem]:
+    size = parallel.model_size
+    if cluster.trainer_ranks % size:
+        given = (
+            f"tensor {parallel.tensor} x pipeline {parallel.pipeline} x context {parallel.context} = {size}"
+        )
         yield Problem(
-            ("run", "placement"),
-            "trainer and engines as Ray actors are not built yet",
-            given=run.placement,
-            allowed="inline",
+            ("cluster", "trainer_ranks"),
+            f"the ranks cannot be divided into replicas of {given}"
+            + ("; one process holds one rank" if cluster.mode == "inline" else ""),
+            given=str(cluster.trainer_ranks),
+            allowed=f"a multiple of {size}, with cluster.mode ray",
+        )
+
+
+def _only_sampling_can_run_ahead(cluster: ClusterConfig, algorithm: AlgorithmConfig) -> Iterator[Problem]:
+    if algorithm.algorithm.loop == "rl":
+        return
+    for name, idle in (("placement", "colocate"), ("engines", 1)):
+        if getattr(cluster, name) != idle:
+            yield Problem(
+                ("cluster", name),
+                f"algorithm {algorithm.name} samples nothing",
+                given=str(getattr(cluster, name)),
+                allowed=str(idle),
+            )
+
+
+def _stale_samples_are_corrected(cluster: ClusterConfig, algorithm: AlgorithmConfig) -> Iterator[Problem]:
+    if cluster.placement != "colocate" and algorithm.correction == "none":
+        yield Problem(
+            ("algorithm", "correction"),
+            f"with placement {cluster.placement} completions are of older weights; nothing corrects for it",
+            given="none",
+            allowed="truncated or icepop",
         )
 
 
@@ -126,6 +156,8 @@ CHECKS: tuple[Check, ...] = (
     Check(("algorithm", "rollout"), _group_gives_a_signal),
     Check(("algorithm", "rollout"), _policy_is_sampled),
     Check(("eval", "data"), _evaluation_has_rows),
-    Check(("run",), _placement_is_built),
+    Check(("cluster", "parallel"), _ranks_hold_whole_models),
+    Check(("cluster", "algorithm"), _only_sampling_can_run_ahead),
+    Check(("cluster", "algorithm"), _stale_samples_are_corrected),
     Check(("algorithm", "model"), _reference_is_read),
 )

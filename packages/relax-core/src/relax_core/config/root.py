@@ -5,9 +5,11 @@ from typing import Self
 from pydantic import model_validator
 
 from relax_core.algorithms.config import AlgorithmConfig
+from relax_core.cluster.config import ClusterConfig
 from relax_core.config.checks import cross_problems
 from relax_core.config.section import Section, setting
 from relax_core.data.config import DataConfig
+from relax_core.device.parallel import ParallelConfig
 from relax_core.loop.config import CheckpointConfig, EvalConfig, RewardConfig, RolloutConfig, SftConfig
 from relax_core.model.mtp_config import MtpConfig
 from relax_core.model.settings import ModelSettings
@@ -23,6 +25,8 @@ class RelaxConfig(Section):
     mtp: MtpConfig = setting(MtpConfig(), "The draft layers.")
     data: DataConfig = setting(..., "The data.")
     algorithm: AlgorithmConfig = setting(AlgorithmConfig(), "The algorithm.")
+    cluster: ClusterConfig = setting(ClusterConfig(), "Processes and where they run.")
+    parallel: ParallelConfig = setting(ParallelConfig(), "How the model is spread over trainer ranks.")
     trainer: TrainerConfig = setting(TrainerConfig(), "The weight update.")
     rollout: RolloutConfig = setting(RolloutConfig(), "Sampling.")
     reward: RewardConfig = setting(RewardConfig(), "Scoring.")

@@ -8,10 +8,11 @@ from typing import Any, Literal, Protocol
 from relax_core.config.root import RelaxConfig
 from relax_core.loop.garbage import resume_collection
 from relax_core.loop.interruption import Interruption
+from relax_core.loop.policy import Policy
 from relax_core.loop.session import Session
 from relax_core.run import Recorder, RunDirectory
 from relax_core.run.files import writing
-from relax_core.trainer.checkpoint import CheckpointWriter, list_checkpoints
+from relax_core.trainer.folders import list_checkpoints
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ class Loop(Protocol):
 def drive(
     loop: Loop,
     config: RelaxConfig,
-    session: Session,
+    session: Session[Policy],
     directory: RunDirectory,
     recorder: Recorder,
     interruption: Interruption,
@@ -58,11 +59,8 @@ def drive(
     resume_collection()
     last = config.run.steps
     interruption.defer()
-    writer = CheckpointWriter(
-        directory.checkpoints,
-        session.trainer,
-        keep=config.checkpoint.keep,
-        asynchronous=config.checkpoint.asynchronous,
+    session.policy.save_to(
+        directory.checkpoints, keep=config.checkpoint.keep, asynchronous=config.checkpoint.asynchronous
     )
     if resume_step == 0 and config.eval.before:
         recorder.step(0, loop.evaluate(0))
@@ -75,15 +73,15 @@ def drive(
         if ends or _saves(config, step):
             with recorder.phase("checkpoint"):
                 recorder.sync()
-                writer.save(step, {**loop.state(), "settings": settings(config, directory)})
+                session.policy.save(step, {**loop.state(), "settings": settings(config, directory)})
         if ends:
-            writer.finish()
+            session.policy.finish_saves()
             _log.info("interrupted after step %d", step)
             return "interrupted"
-    writer.finish()
+    session.policy.finish_saves()
     if config.checkpoint.export == "end":
         with writing(directory.hf):
-            session.export(directory.hf)
+            session.policy.export(directory.hf)
     recorder.finish()
     return "finished"
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from relax_core.trainer.trainer import StepMetrics
+from relax_core.trainer.step_metrics import StepMetrics
 
 
 def training_metrics(steps: Sequence[StepMetrics]) -> dict[str, float]:

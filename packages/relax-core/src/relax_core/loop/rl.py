@@ -3,7 +3,6 @@
 Axes: N completions of a batch, L tokens of one sequence.
 """
 
-import asyncio
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,8 +10,8 @@ from itertools import pairwise
 from typing import Any, TypeVar
 
 import torch
-from relax_rollout import EngineError, RolloutEngine, SamplingParams, create_engine
-from relax_rollout.rewards import RewardRunner, load_reward
+from relax_rollout import EngineError, SamplingParams
+from relax_rollout.rewards import load_reward
 
 from relax_core.algorithms import group_advantages, kl_estimate, penalised_scores
 from relax_core.config.root import RelaxConfig
@@ -22,14 +21,15 @@ from relax_core.loop.fit import refuse_unfit
 from relax_core.loop.groups import Group, group_samples, rollout_metrics, sample_records
 from relax_core.loop.metrics import training_metrics
 from relax_core.loop.objectives import PolicyObjective
+from relax_core.loop.policy import Policy
+from relax_core.loop.rollout import Rollout
 from relax_core.loop.sampler import Sampler
 from relax_core.loop.session import Session
 from relax_core.loop.stop_tokens import stop_token_ids
-from relax_core.loop.weights import update_engine
 from relax_core.model.config import text_part
 from relax_core.run import Recorder
 from relax_core.trainer.sample import Sample
-from relax_core.trainer.trainer import StepMetrics
+from relax_core.trainer.step_metrics import StepMetrics
 
 _EVAL_ROUND = 2**31
 T = TypeVar("T")
@@ -57,23 +57,20 @@ class RlLoop:
     def __init__(
         self,
         config: RelaxConfig,
-        session: Session,
+        session: Session[Policy],
         recorder: Recorder,
-        engine: RolloutEngine,
-        rewards: RewardRunner,
-        runner: asyncio.Runner,
-        task: "Task",
+        rollout: Rollout,
+        task: Task,
     ) -> None:
         self._config = config
         self._session = session
         self._recorder = recorder
-        self._engine = engine
-        self._runner = runner
+        self._rollout = rollout
         self._data = task.data
         self._stream = task.data.stream()
         self._sampler = Sampler(
-            engine,
-            rewards,
+            rollout.engine,
+            rollout.scorer,
             session.tokenizer,
             recorder,
             stop_token_ids=task.stop_token_ids,
@@ -82,7 +79,7 @@ class RlLoop:
 
     def _run(self, call: Coroutine[Any, Any, T]) -> T:
         try:
-            return self._runner.run(call)
+            return self._rollout.runner.run(call)
         except EngineError as error:
             raise SamplingError(
                 f"{error}. Earlier checkpoints stay; with a lower trainer.lr, or trainer.clip_grad "
@@ -92,13 +89,14 @@ class RlLoop:
     def step(self, step: int) -> StepResult:
         """Samples, trains and updates the engine; `step` counts from 1."""
         batch = self._run(self._sampler.batch(step, self._stream, self._config.rollout))
-        samples, advantages_N = self._samples(batch.groups)
-        with self._recorder.phase("train"):
-            trained = self._train(samples)
+        with self._rollout.training():
+            samples, advantages_N = self._samples(batch.groups)
+            with self._recorder.phase("train"):
+                trained = self._train(samples)
         metrics = rollout_metrics(batch.groups) | training_metrics(trained)
         self._refuse_gap(step, metrics)
         with self._recorder.phase("update"):
-            self._run(update_engine(self._engine, self._session.export_tensors(), step))
+            self._run(self._session.policy.update(self._rollout.engine, step))
         counts = {"groups_dropped": batch.dropped, "rollout_tokens": batch.tokens}
         return StepResult(metrics | counts, sample_records(batch.groups, advantages_N))
 
@@ -133,18 +131,18 @@ class RlLoop:
         """Goes on after `step`; from here on the engine serves the trainer's weights, which is checked."""
         if state is not None:
             self._stream.load_state_dict(state["prompts"])
-        self._run(update_engine(self._engine, self._session.export_tensors(), step))
+        self._run(self._session.policy.update(self._rollout.engine, step))
 
     def _samples(self, groups: Sequence[Group]) -> tuple[list[Sample], list[float]]:
         """Samples with advantages, and with the log-probs that the algorithm needs beside the rollout's."""
-        config, session = self._config.algorithm, self._session
+        config = self._config.algorithm
         samples = group_samples(groups)
         score_N = torch.tensor([score for group in groups for score in group.scores], dtype=torch.float64)
         with self._recorder.phase("logprob"):
             if not self._on_policy or config.kl_reward_coef > 0:
-                samples = self._scored("old_logprob", samples, None)
-            if session.reference is not None:
-                samples = self._scored("ref_logprob", samples, session.reference)
+                samples = self._scored("old_logprob", samples)
+            if config.needs_reference:
+                samples = self._scored("ref_logprob", samples, reference=True)
         if config.kl_reward_coef > 0:
             score_N = _penalised(samples, score_N, config.kl, config.kl_reward_coef)
         advantage = config.algorithm.advantage
@@ -158,9 +156,9 @@ class RlLoop:
         ]
         return samples, advantage_N.tolist()
 
-    def _scored(self, column: str, samples: Sequence[Sample], model: Any) -> list[Sample]:
-        scores = self._session.trainer.score(
-            samples, temperature=self._config.rollout.temperature, model=model
+    def _scored(self, column: str, samples: Sequence[Sample], *, reference: bool = False) -> list[Sample]:
+        scores = self._session.policy.score(
+            samples, temperature=self._config.rollout.temperature, reference=reference
         )
         return [sample.with_columns(**{column: score}) for sample, score in zip(samples, scores, strict=True)]
 
@@ -176,7 +174,7 @@ class RlLoop:
             on_policy=self._on_policy,
         )
         parts = split_groups(samples, self._config.trainer.optimizer_steps_per_batch)
-        return [self._session.trainer.step(part, objective) for part in parts]
+        return [self._session.policy.step(part, objective) for part in parts]
 
     def _refuse_gap(self, step: int, metrics: Mapping[str, float]) -> None:
         bound, gap = self._config.rollout.max_logprob_gap, metrics["logprob_gap_mean"]
@@ -196,7 +194,7 @@ def split_groups(samples: Sequence[Sample], parts: int) -> list[list[Sample]]:
     return [[sample for sample in samples if sample.group in part] for part in members]
 
 
-def open_task(config: RelaxConfig, session: Session) -> Task:
+def open_task(config: RelaxConfig, session: Session[Policy]) -> Task:
     """Reads the data.
 
     Raises:
@@ -213,46 +211,13 @@ def open_task(config: RelaxConfig, session: Session) -> Task:
     return Task(data, stops)
 
 
-def engine_options(config: RelaxConfig, session: Session) -> dict[str, Any]:
-    """What the engine is created with; an engine from elsewhere gets the model alone."""
-    rollout = config.rollout
-    options: dict[str, Any] = {"model": session.source.path}
-    if rollout.engine in ("transformers", "sglang"):
-        options |= {
-            "dtype": "bfloat16" if config.trainer.precision == "bf16" else "float32",
-            "device": str(session.world.torch_device),
-            "max_rows": rollout.max_batch_size,
-        }
-    if rollout.engine == "sglang":
-        options |= {
-            "device": session.world.torch_device.type,
-            "servers": rollout.servers,
-            "urls": rollout.urls,
-            "draft_tokens": rollout.draft_tokens,
-        }
-    return options
-
-
 @contextmanager
-def open_rl(config: RelaxConfig, session: Session, recorder: Recorder) -> Iterator[RlLoop]:
+def open_rl(config: RelaxConfig, session: Session[Policy], recorder: Recorder) -> Iterator[RlLoop]:
     """Starts the engine and the reward, and ends them."""
-    options = engine_options(config, session)
-    reward = load_reward(config.reward.function)
+    load_reward(config.reward.function)
     task = open_task(config, session)
-    with (
-        asyncio.Runner() as runner,
-        RewardRunner(
-            reward,
-            config.reward.timeout_s,
-            config.reward.concurrency,
-            fallback_score=config.reward.failed_score,
-        ) as rewards,
-    ):
-        engine = create_engine(config.rollout.engine, **options)
-        try:
-            yield RlLoop(config, session, recorder, engine, rewards, runner, task)
-        finally:
-            runner.run(engine.close())
+    with session.rollout() as rollout:
+        yield RlLoop(config, session, recorder, rollout, task)
 
 
 def _penalised(samples: Sequence[Sample], score_N: torch.Tensor, kind: Any, coef: float) -> torch.Tensor:

@@ -8,11 +8,12 @@ from typing import Any
 
 from relax_rollout import Request, RolloutEngine, SamplingParams, derive_seed
 from relax_rollout.filters import nonzero_spread
-from relax_rollout.rewards import RewardInput, RewardRunner
+from relax_rollout.rewards import RewardInput
 
 from relax_core.data import ExampleStream, Prompt
 from relax_core.loop.config import RolloutConfig
 from relax_core.loop.groups import Group, Scored
+from relax_core.loop.rollout import Scorer
 from relax_core.run import Recorder
 
 _log = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ class Sampler:
     def __init__(
         self,
         engine: RolloutEngine,
-        rewards: RewardRunner,
+        scorer: Scorer,
         tokenizer: Any,
         recorder: Recorder,
         *,
@@ -51,7 +52,7 @@ class Sampler:
         seed: int,
     ) -> None:
         self._engine = engine
-        self._rewards = rewards
+        self._scorer = scorer
         self._tokenizer = tokenizer
         self._recorder = recorder
         self.stop_token_ids = tuple(stop_token_ids)
@@ -125,7 +126,7 @@ class Sampler:
             )
         owners = [prompt for prompt in prompts for _ in range(samples_per_prompt)]
         with self._recorder.phase("reward"):
-            results = await self._rewards.score(
+            results = await self._scorer.score(
                 [
                     RewardInput(prompt.messages or prompt.prompt_text, text, prompt.answer, prompt.metadata)
                     for prompt, text in zip(owners, texts, strict=True)

@@ -14,6 +14,7 @@ from relax_core.loop.drive import StepResult
 from relax_core.loop.fit import refuse_unfit
 from relax_core.loop.metrics import training_metrics
 from relax_core.loop.objectives import SftObjective
+from relax_core.loop.policy import Policy
 from relax_core.loop.rl import split_groups
 from relax_core.loop.session import Session
 from relax_core.model.config import text_part
@@ -24,7 +25,7 @@ from relax_core.trainer.sample import Sample
 class SftLoop:
     """One step: a batch of conversations and its optimizer steps."""
 
-    def __init__(self, config: RelaxConfig, session: Session, recorder: Recorder) -> None:
+    def __init__(self, config: RelaxConfig, session: Session[Policy], recorder: Recorder) -> None:
         self._config = config
         self._session = session
         self._recorder = recorder
@@ -39,7 +40,7 @@ class SftLoop:
         objective = SftObjective(self._config.algorithm)
         with self._recorder.phase("train"):
             parts = split_groups(samples, self._config.trainer.optimizer_steps_per_batch)
-            trained = [self._session.trainer.step(part, objective) for part in parts]
+            trained = [self._session.policy.step(part, objective) for part in parts]
         return StepResult(training_metrics(trained))
 
     def evaluate(self, step: int) -> dict[str, float]:
@@ -49,7 +50,7 @@ class SftLoop:
         if tokens == 0:
             return {}
         with self._recorder.phase("eval"):
-            scores = self._session.trainer.score(held_out)
+            scores = self._session.policy.score(held_out)
         loss = -math.fsum(float(score.double().sum()) for score in scores) / tokens
         return {"eval_loss": loss, "eval_perplexity": math.exp(min(loss, 700.0))}
 
@@ -64,7 +65,7 @@ class SftLoop:
 
 
 @contextmanager
-def open_sft(config: RelaxConfig, session: Session, recorder: Recorder) -> Iterator[SftLoop]:
+def open_sft(config: RelaxConfig, session: Session[Policy], recorder: Recorder) -> Iterator[SftLoop]:
     """The loop with its data read."""
     yield SftLoop(config, session, recorder)
 

@@ -9,11 +9,12 @@ from relax_core.loop.changes import refuse_changes
 from relax_core.loop.drive import drive, last_checkpoint, settings
 from relax_core.loop.interruption import Interruption
 from relax_core.loop.memory import memory_errors
+from relax_core.loop.policy import Policy
 from relax_core.loop.rl import open_rl
 from relax_core.loop.session import Session, open_session
 from relax_core.loop.sft import open_sft
 from relax_core.run import Recorder, RunDirectory
-from relax_core.trainer.checkpoint import load_checkpoint, tidy_checkpoints
+from relax_core.trainer.folders import tidy_checkpoints
 
 
 def run(
@@ -53,7 +54,9 @@ def run(
             return drive(loop, config, session, directory, recorder, asked, resume_step=step)
 
 
-def _load(directory: RunDirectory, step: int, config: RelaxConfig, session: Session) -> Mapping[str, Any]:
-    state = load_checkpoint(directory.checkpoints / f"step_{step}", session.trainer)
+def _load(
+    directory: RunDirectory, step: int, config: RelaxConfig, session: Session[Policy]
+) -> Mapping[str, Any]:
+    state = session.policy.load(directory.checkpoints / f"step_{step}")
     refuse_changes(state["settings"], settings(config, directory), where=str(directory.config))
     return state

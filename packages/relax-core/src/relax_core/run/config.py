@@ -21,9 +21,6 @@ class RunConfig(Section):
     device: Annotated[str, PluginName("relax_core.devices", "auto", "cpu", "cuda", "npu")] = setting(
         "auto", "Device that trains and samples; auto takes npu, then cuda, then cpu."
     )
-    placement: Literal["inline", "ray"] = setting(
-        "inline", "One process (inline), or trainer and engines as Ray actors (ray)."
-    )
     threads: int = setting(
         0, "CPU threads of torch's operators; 0 takes every core.", unit="threads", ge=0, le=1024
     )

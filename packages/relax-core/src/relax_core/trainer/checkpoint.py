@@ -8,7 +8,6 @@ renamed once everything is on disk, so a name that exists is a checkpoint that i
 import hashlib
 import json
 import os
-import re
 import shutil
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,10 +26,10 @@ from relax_core.trainer.checkpoint_content import (
     restore_content,
 )
 from relax_core.trainer.disk_errors import disk_errors
+from relax_core.trainer.folders import tidy_checkpoints
 from relax_core.trainer.save_strategy import TorchDistWriter
 from relax_core.trainer.trainer import Trainer
 
-_NAME = re.compile(r"step_(\d+)")
 _MANIFEST = "manifest.json"
 _NEEDED = ("common.pt", "metadata.json", ".metadata")
 
@@ -145,12 +144,6 @@ def _discarded(partial: Path) -> Iterator[None]:
         raise
 
 
-def tidy_checkpoints(root: Path, *, keep: int) -> None:
-    """Deletes all but the newest `keep` checkpoints, and what a killed process had begun to write."""
-    for old in (*list_checkpoints(root)[:-keep], *root.glob(".step_*.partial")):
-        shutil.rmtree(old)
-
-
 def load_checkpoint(directory: Path, trainer: Trainer, *, added: Sequence[str] = ()) -> dict[str, Any]:
     """Restores model, optimizer, schedule and generators on all ranks; returns the run loop's `state`.
 
@@ -191,12 +184,6 @@ def _verify_together(directory: Path) -> None:
     dist.broadcast_object_list(found, src=0)
     if found[0] is not None:
         raise found[0]
-
-
-def list_checkpoints(root: Path) -> list[Path]:
-    """Complete checkpoints under `root`, oldest first."""
-    found = [(int(match[1]), path) for path in root.glob("step_*") if (match := _NAME.fullmatch(path.name))]
-    return [path for _, path in sorted(found)]
 
 
 def verify_checkpoint(directory: Path) -> None:

@@ -4,7 +4,7 @@ Axes: L tokens of one sample, T packed positions, S scored positions, D hidden.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import tee
 from typing import Any
@@ -24,22 +24,9 @@ from relax_core.trainer.objective import Terms, TrainingObjective
 from relax_core.trainer.optimizer import Training, make_trainable
 from relax_core.trainer.ranks import Ranks, total_metrics
 from relax_core.trainer.sample import MicroBatch, Sample
+from relax_core.trainer.step_metrics import StepMetrics
 
 Chunks = Qwen35Model | Sequence[Qwen35Model]
-
-
-@dataclass(frozen=True)
-class StepMetrics:
-    """What one optimizer step measured, the same on every rank.
-
-    Attributes:
-        values: global means of every loss term, maxima, `loss`, `grad_norm`, `lr`, and per draft depth
-            `mtp_loss_<k>` and `mtp_acceptance_<k>`; with experts, what `LoadBalance.metrics` says.
-        tokens: tokens trained on, prompts included.
-    """
-
-    values: dict[str, float]
-    tokens: int
 
 
 class Trainer:

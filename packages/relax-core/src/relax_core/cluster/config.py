@@ -1,0 +1,79 @@
+"""Settings of the cluster: which processes there are, and where."""
+
+from typing import Literal, Self
+
+from pydantic import model_validator
+
+from relax_core.config.section import Section, setting
+
+
+class ClusterConfig(Section):
+    """Processes of a run and where they run."""
+
+    mode: Literal["inline", "ray"] = setting(
+        "inline", "Everything in one process, or trainer ranks, engines and rewards as Ray actors."
+    )
+    placement: Literal["colocate", "async", "hybrid"] = setting(
+        "colocate",
+        "colocate: engines and trainer take turns on the same devices. async: each has devices of its own and "
+        "sampling goes on while the trainer trains. hybrid: as async, and the trainer's devices sample too "
+        "until it needs them.",
+    )
+    address: str | None = setting(
+        None,
+        "Address of a Ray cluster to join, such as auto or host:6379; null starts a Ray of the run's own on "
+        "this machine and ends it with the run.",
+        min_length=1,
+    )
+    trainer_ranks: int = setting(
+        1, "Processes that train one model together; parallel says how.", unit="ranks", ge=1
+    )
+    engines: int = setting(1, "Engines, each a process that samples.", unit="engines", ge=1)
+    max_staleness: int = setting(
+        1,
+        "Versions that the weights which drew a completion's first token may be older than those trained; "
+        "with placement colocate nothing is stale.",
+        unit="versions",
+        ge=1,
+    )
+    max_restarts: int = setting(
+        3, "Times that one call starts dead processes anew before the run gives up.", unit="restarts", ge=0
+    )
+    object_store_gib: float | None = setting(
+        None,
+        "Shared memory of a Ray of the run's own; null takes what two copies of the weights need.",
+        unit="GiB",
+        gt=0.07,
+    )
+
+    @model_validator(mode="after")
+    def _only_ray_has_several_processes(self) -> Self:
+        if self.mode == "ray":
+            return self
+        for name in ("placement", "address", "trainer_ranks", "engines", "object_store_gib"):
+            given, default = getattr(self, name), type(self).model_fields[name].default
+            if given != default:
+                raise ValueError(
+                    f"{name} is {given!r} and mode is inline: one process does everything; set mode to ray, "
+                    f"or {name} to {'null' if default is None else default}"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _own_ray_has_a_store(self) -> Self:
+        if self.address is not None and self.object_store_gib is not None:
+            raise ValueError(
+                "object_store_gib is set and address too: a Ray that is joined has its memory already; set "
+                "object_store_gib to null"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _hybrid_has_engines_of_both_kinds(self) -> Self:
+        if self.placement == "hybrid" and self.engines <= self.trainer_ranks:
+            raise ValueError(
+                f"placement is hybrid with {self.engines} engines and {self.trainer_ranks} trainer ranks: "
+                "the first engines share the trainer's devices, one each, and none is left with a device of "
+                f"its own; set engines to {self.trainer_ranks + 1} or more, or placement to colocate"
+            )
+        return self

@@ -1,0 +1,50 @@
+"""The model that is trained, as a loop sees it: in this process, or on the ranks of a cluster."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from relax_rollout import RolloutEngine
+from torch import Tensor
+
+from relax_core.trainer.objective import TrainingObjective
+from relax_core.trainer.sample import Sample
+from relax_core.trainer.step_metrics import StepMetrics
+
+
+class Policy(Protocol):
+    """What a loop asks of the model that is trained."""
+
+    def score(
+        self, samples: Sequence[Sample], *, temperature: float = 1.0, reference: bool = False
+    ) -> list[Tensor]:
+        """Log-probs of every target, float32 [L] for each sample, under the policy or its reference."""
+        ...
+
+    def step(self, samples: Sequence[Sample], objective: TrainingObjective) -> StepMetrics:
+        """One optimizer step on a mini-batch."""
+        ...
+
+    async def update(self, engine: RolloutEngine, version: int) -> int:
+        """Makes `engine` serve the present weights as `version`; the number of tensors that were compared."""
+        ...
+
+    def export(self, directory: Path) -> None:
+        """Writes the policy as a Hugging Face directory in its source's dtypes, whole or not at all."""
+        ...
+
+    def save_to(self, root: Path, *, keep: int, asynchronous: bool) -> None:
+        """Where `save` writes, called once; see `relax_core.trainer.checkpoint.CheckpointWriter`."""
+        ...
+
+    def save(self, step: int, state: Mapping[str, Any]) -> None:
+        """Writes the checkpoint `step_<step>` with the loop's `state`."""
+        ...
+
+    def finish_saves(self) -> None:
+        """Waits for a checkpoint that is being written behind."""
+        ...
+
+    def load(self, directory: Path) -> dict[str, Any]:
+        """Restores a checkpoint; returns the loop's `state`."""
+        ...

@@ -1,0 +1,96 @@
+"""What samples and scores: in this process, or on the workers of a cluster."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from relax_rollout import RolloutEngine, create_engine
+from relax_rollout.rewards import RewardInput, RewardResult, RewardRunner, load_reward
+
+from relax_core.config.root import RelaxConfig
+
+T = TypeVar("T")
+
+
+class Scorer(Protocol):
+    """Judges completions."""
+
+    async def score(self, items: Sequence[RewardInput]) -> list[RewardResult]:
+        """One result for each, in order; a failing reward gives a result too."""
+        ...
+
+
+class Runner(Protocol):
+    """Runs coroutines to their end for code that is none itself; all on one event loop."""
+
+    def run(self, coroutine: Coroutine[Any, Any, T], /) -> T:
+        """What the coroutine returns."""
+        ...
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """What a loop samples and scores with.
+
+    Attributes:
+        engine: samples.
+        scorer: judges.
+        runner: runs what they do.
+        training: entered while the policy trains; takes the engine's memory meanwhile where both share
+            devices.
+    """
+
+    engine: RolloutEngine
+    scorer: Scorer
+    runner: Runner
+    training: Callable[[], AbstractContextManager[None]] = field(default=nullcontext)
+
+
+@contextmanager
+def open_local_rollout(config: RelaxConfig, model: Path, device: str) -> Iterator[Rollout]:
+    """An engine in this process and a reward in processes beside it; ends them.
+
+    Args:
+        config: the run's.
+        model: Hugging Face directory that the engine starts from.
+        device: where it samples, such as "cuda:0".
+    """
+    with asyncio.Runner() as runner, open_rewards(config) as rewards:
+        engine = create_engine(config.rollout.engine, **engine_options(config, model, device))
+        try:
+            yield Rollout(engine, rewards, runner)
+        finally:
+            runner.run(engine.close())
+
+
+def engine_options(config: RelaxConfig, model: Path, device: str) -> dict[str, Any]:
+    """What the engine is created with; an engine from elsewhere gets the model alone."""
+    rollout = config.rollout
+    options: dict[str, Any] = {"model": model}
+    if rollout.engine in ("transformers", "sglang"):
+        options |= {
+            "dtype": "bfloat16" if config.trainer.precision == "bf16" else "float32",
+            "device": device,
+            "max_rows": rollout.max_batch_size,
+        }
+    if rollout.engine == "sglang":
+        options |= {
+            "device": device.partition(":")[0],
+            "servers": rollout.servers,
+            "urls": rollout.urls,
+            "draft_tokens": rollout.draft_tokens,
+        }
+    return options
+
+
+def open_rewards(config: RelaxConfig) -> RewardRunner:
+    """The run's reward; close it when done."""
+    return RewardRunner(
+        load_reward(config.reward.function),
+        config.reward.timeout_s,
+        config.reward.concurrency,
+        fallback_score=config.reward.failed_score,
+    )

@@ -1,0 +1,17 @@
+"""What one optimizer step measured."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class StepMetrics:
+    """The same on every rank.
+
+    Attributes:
+        values: global means of every loss term, maxima, `loss`, `grad_norm`, `lr`, and per draft depth
+            `mtp_loss_<k>` and `mtp_acceptance_<k>`; with experts, what `LoadBalance.metrics` says.
+        tokens: tokens trained on, prompts included.
+    """
+
+    values: dict[str, float]
+    tokens: int
