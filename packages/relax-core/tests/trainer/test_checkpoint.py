@@ -14,11 +14,10 @@ from relax_core.trainer.checkpoint import (
     CheckpointError,
     CheckpointWriter,
     _seal,
-    list_checkpoints,
     load_checkpoint,
     save_checkpoint,
-    tidy_checkpoints,
 )
+from relax_core.trainer.folders import list_checkpoints, tidy_checkpoints
 
 OBJECTIVE = SftObjective(AlgorithmConfig(name="sft"))
 

@@ -15,9 +15,9 @@ class ClusterConfig(Section):
     )
     placement: Literal["colocate", "async", "hybrid"] = setting(
         "colocate",
-        "colocate: engines and trainer take turns on the same devices. async: each has devices of its own and "
-        "sampling goes on while the trainer trains. hybrid: as async, and the trainer's devices sample too "
-        "until it needs them.",
+        "colocate: engines and trainer take turns on the same devices. async: each has devices of its own, "
+        "and sampling goes on while the trainer trains. hybrid: as async, and the trainer's devices sample "
+        "too until it needs them.",
     )
     address: str | None = setting(
         None,

@@ -46,3 +46,11 @@ def get_device(name: str) -> Device:
             f"it lacks {', '.join(missing)}"
         )
     return device
+
+
+def choose_device(wanted: str) -> str:
+    """The device's name: `auto` takes npu, then cuda, then cpu."""
+    if wanted != "auto":
+        return wanted
+    accelerators = (name for name in ("npu", "cuda") if name in device_names())
+    return next((name for name in accelerators if get_device(name).available()), "cpu")

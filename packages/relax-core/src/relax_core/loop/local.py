@@ -14,7 +14,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import Store
 
 from relax_core.config.root import RelaxConfig
-from relax_core.device import ParallelConfig, World, device_names, get_device, initialise, shutdown
+from relax_core.device import ParallelConfig, World, initialise, shutdown
+from relax_core.device.registry import choose_device
 from relax_core.loop.checkpoints import open_checkpoint
 from relax_core.loop.weights import update_engine
 from relax_core.model import Qwen35Config, Qwen35Model
@@ -150,14 +151,6 @@ def open_policy(
         yield LocalPolicy(world, source, weights, trainer, reference)
     finally:
         shutdown()
-
-
-def choose_device(wanted: str) -> str:
-    """The device's name: `auto` takes npu, then cuda, then cpu."""
-    if wanted != "auto":
-        return wanted
-    accelerators = (name for name in ("npu", "cuda") if name in device_names())
-    return next((name for name in accelerators if get_device(name).available()), "cpu")
 
 
 def _build(

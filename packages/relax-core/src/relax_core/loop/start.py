@@ -1,7 +1,7 @@
 """`run`: one run of `relax-train`, from a resolved config and a locked directory to its end."""
 
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 from relax_core.config.root import RelaxConfig
@@ -42,7 +42,7 @@ def run(
     with (
         Interruption() if interruption is None else nullcontext(interruption) as asked,
         memory_errors(),
-        open_session(config) as session,
+        _open_session(config) as session,
         open_loop(config, session, recorder) as loop,
     ):
         loop.begin(step, _load(directory, step, config, session) if step else None)
@@ -60,3 +60,14 @@ def _load(
     state = session.policy.load(directory.checkpoints / f"step_{step}")
     refuse_changes(state["settings"], settings(config, directory), where=str(directory.config))
     return state
+
+
+def _open_session(config: RelaxConfig) -> AbstractContextManager[Session[Any]]:
+    if config.cluster.mode == "inline":
+        return open_session(config)
+    from relax_core.cluster.environment import set_environment
+
+    set_environment(config.cluster)
+    from relax_core.cluster.session import open_cluster_session
+
+    return open_cluster_session(config)

@@ -37,14 +37,22 @@ async def update_engine(
     """
     dtypes = await engine.begin_update(version)
     expected: dict[str, str] = {}
-    for bucket in _buckets(tensors, bucket_bytes):
+    for bucket in buckets(tensors, bucket_bytes):
         await engine.load(bucket)
         expected |= {
             name: tensor_digest(tensor.to(getattr(torch, dtypes[name])))
             for name, tensor in bucket.items()
             if name in dtypes
         }
-    serving = await engine.end_update()
+    return refuse_mismatch(await engine.end_update(), expected, version)
+
+
+def refuse_mismatch(serving: Mapping[str, str], expected: Mapping[str, str], version: int) -> int:
+    """Compares the digests of what an engine serves with those of what was sent; how many there are.
+
+    Raises:
+        WeightMismatchError: a digest differs.
+    """
     wrong = sorted(name for name, digest in serving.items() if expected.get(name) != digest)
     if wrong:
         raise WeightMismatchError(
@@ -54,7 +62,7 @@ async def update_engine(
     return len(serving)
 
 
-def _buckets(tensors: Iterable[tuple[str, Tensor]], limit: int) -> Iterator[Mapping[str, Tensor]]:
+def buckets(tensors: Iterable[tuple[str, Tensor]], limit: int) -> Iterator[dict[str, Tensor]]:
     """Groups tensors, in order, into buckets of at most `limit` bytes (a larger tensor goes alone)."""
     bucket: dict[str, Tensor] = {}
     size = 0

@@ -1,0 +1,76 @@
+"""An engine in a process of its own."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from relax_rollout import Completion, Health, Request, create_engine
+
+from relax_core.cluster.process import prepare_process
+from relax_core.cluster.shared_tensors import Packed, unpack
+from relax_core.config.root import RelaxConfig
+from relax_core.loop.rollout import engine_options
+
+
+class EngineHost:
+    """A `RolloutEngine` behind calls; see there.
+
+    Args:
+        config: the run's.
+        model: Hugging Face directory that it starts from.
+        device: where it samples, such as "cuda:0".
+        threads: of torch on a CPU.
+    """
+
+    def __init__(self, config: RelaxConfig, model: Path, device: str, threads: int) -> None:
+        prepare_process(config, threads)
+        self._engine = create_engine(config.rollout.engine, **engine_options(config, model, device))
+
+    async def pid(self) -> int:
+        """This process's id; answers once the engine is ready."""
+        return os.getpid()
+
+    async def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        """See `RolloutEngine.generate`."""
+        return await self._engine.generate(requests)
+
+    async def begin_update(self, version: int) -> Mapping[str, str]:
+        """See `RolloutEngine.begin_update`."""
+        return await self._engine.begin_update(version)
+
+    async def load(self, bucket: Packed) -> None:
+        """See `RolloutEngine.load`."""
+        await self._engine.load(unpack(bucket))
+
+    async def end_update(self) -> Mapping[str, str]:
+        """See `RolloutEngine.end_update`."""
+        return await self._engine.end_update()
+
+    async def pause(self) -> None:
+        """See `RolloutEngine.pause`."""
+        await self._engine.pause()
+
+    async def resume(self) -> None:
+        """See `RolloutEngine.resume`."""
+        await self._engine.resume()
+
+    async def abort(self, request_ids: Sequence[str] | None) -> None:
+        """See `RolloutEngine.abort`."""
+        await self._engine.abort(request_ids)
+
+    async def release_memory(self) -> None:
+        """See `RolloutEngine.release_memory`."""
+        await self._engine.release_memory()
+
+    async def reclaim_memory(self) -> None:
+        """See `RolloutEngine.reclaim_memory`."""
+        await self._engine.reclaim_memory()
+
+    async def health(self) -> Health:
+        """See `RolloutEngine.health`."""
+        return replace(await self._engine.health())
+
+    async def close(self) -> None:
+        """See `RolloutEngine.close`."""
+        await self._engine.close()

@@ -1,0 +1,13 @@
+"""What can go wrong between processes."""
+
+
+class ClusterError(ValueError):
+    """The cluster cannot be had, or gave up; the text says what to do."""
+
+
+class RankDiedError(RuntimeError):
+    """A trainer rank has ended, and with it the others cannot go on."""
+
+
+class EnginesLostError(RuntimeError):
+    """Every engine has ended at once; those started in their place serve older weights."""

@@ -1,0 +1,124 @@
+"""A trainer rank in a process of its own: a `LocalPolicy` behind calls."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+from relax_rollout import tensor_digest
+from torch import Tensor
+from torch._C._distributed_c10d import TCPStore
+
+from relax_core.cluster.process import prepare_process
+from relax_core.cluster.shared_tensors import Packed, pack
+from relax_core.config.root import RelaxConfig
+from relax_core.loop.weights import BUCKET_BYTES, buckets
+from relax_core.trainer.objective import TrainingObjective
+from relax_core.trainer.sample import Sample
+from relax_core.trainer.step_metrics import StepMetrics
+
+_MEETING = timedelta(minutes=10)
+
+
+class TrainerRank:
+    """One of the processes that train a model together; every call is made on all of them at once.
+
+    Args:
+        config: the run's.
+        rank: of this process.
+        size: of the world.
+        threads: of torch on a CPU.
+    """
+
+    def __init__(self, config: RelaxConfig, rank: int, size: int, threads: int) -> None:
+        prepare_process(config, threads)
+        self._config = config
+        self._rank = rank
+        self._size = size
+        self._stack = ExitStack()
+        self._store: Any = None
+        self._export: Iterator[Mapping[str, Tensor]] = iter(())
+
+    def offer(self) -> tuple[str, int]:
+        """Opens the store where the ranks meet; its host and port. Asked of rank 0."""
+        host: str = ray.util.get_node_ip_address()
+        self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        return host, self._store.port
+
+    def open(self, host: str, port: int) -> int:
+        """Meets the other ranks and loads the model; this process's id.
+
+        Raises:
+            ValueError: the checkpoint does not fit.
+        """
+        from relax_core.loop.checkpoints import open_model
+        from relax_core.loop.local import open_policy
+
+        if self._store is None:
+            self._store = TCPStore(host, port, is_master=False, timeout=_MEETING)
+        # Ray shows each process its own device alone.
+        place = {"RANK": self._rank, "WORLD_SIZE": self._size, "LOCAL_RANK": 0}
+        os.environ.update({name: str(value) for name, value in place.items()})
+        opened = open_policy(self._config, *open_model(self._config), store=self._store)
+        self._policy = self._stack.enter_context(opened)
+        return os.getpid()
+
+    def score(self, samples: Sequence[Sample], temperature: float, reference: bool) -> list[Tensor] | None:
+        """See `Policy.score`; None except on rank 0."""
+        scores = self._policy.score(samples, temperature=temperature, reference=reference)
+        return scores if self._rank == 0 else None
+
+    def step(self, samples: Sequence[Sample], objective: TrainingObjective) -> StepMetrics:
+        """See `Policy.step`."""
+        return self._policy.step(samples, objective)
+
+    def begin_export(self) -> None:
+        """From here on `next_bucket` gives the present weights, which must not change until the last one."""
+        self._export = buckets(self._policy.export_tensors(), BUCKET_BYTES)
+
+    def next_bucket(self, dtypes: Mapping[str, str]) -> tuple[Packed | None, dict[str, str] | None]:
+        """Some more weights by their Hugging Face names, and their digests as an engine should give them.
+
+        Args:
+            dtypes: of the engine's weights, by name.
+
+        Returns:
+            two times None after the last bucket, and on all ranks but the first.
+        """
+        bucket = next(self._export, None)
+        if bucket is None or self._rank != 0:
+            return None, None
+        digests = {
+            name: tensor_digest(tensor.to(getattr(torch, dtypes[name])))
+            for name, tensor in bucket.items()
+            if name in dtypes
+        }
+        return pack(bucket), digests
+
+    def export(self, directory: Path) -> None:
+        """See `Policy.export`."""
+        self._policy.export(directory)
+
+    def save_to(self, root: Path, keep: int, asynchronous: bool) -> None:
+        """See `Policy.save_to`."""
+        self._policy.save_to(root, keep=keep, asynchronous=asynchronous)
+
+    def save(self, step: int, state: Mapping[str, Any]) -> None:
+        """See `Policy.save`."""
+        self._policy.save(step, state)
+
+    def finish_saves(self) -> None:
+        """See `Policy.finish_saves`."""
+        self._policy.finish_saves()
+
+    def load(self, directory: Path) -> dict[str, Any]:
+        """See `Policy.load`."""
+        return self._policy.load(directory)
+
+    def close(self) -> None:
+        """Leaves the other ranks."""
+        self._stack.close()

@@ -1,0 +1,100 @@
+"""The trainer ranks as a whole: started together, called together, ended together."""
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from relax_core.cluster.errors import RankDiedError
+from relax_core.cluster.rank import TrainerRank
+from relax_core.cluster.seats import Seats
+from relax_core.config.root import RelaxConfig
+
+_log = logging.getLogger(__name__)
+
+_GRACE_S = 20.0
+"""After one rank has failed the others may take this long to notice."""
+
+
+class Ranks:
+    """The processes of one world.
+
+    Args:
+        config: the run's.
+        seats: where they run.
+        threads: of torch, in each.
+
+    Attributes:
+        pids: process ids in the order of ranks, once `open` has returned.
+    """
+
+    def __init__(self, config: RelaxConfig, seats: Seats, threads: int) -> None:
+        size = config.cluster.trainer_ranks
+        self._actors = [
+            ray.remote(TrainerRank).options(**seats.rank(rank)).remote(config, rank, size, threads)
+            for rank in range(size)
+        ]
+        self.pids: list[int] = []
+
+    def open(self) -> None:
+        """Waits until all have met and loaded the model.
+
+        Raises:
+            RankDiedError: one ended.
+        """
+        (address,) = self._settle([self._actors[0].offer.remote()])
+        self.pids = self.call("open", *address)
+
+    def call(self, method: str, *arguments: Any, first: int | None = None) -> list[Any]:
+        """Every rank's answer.
+
+        Args:
+            method: of `TrainerRank`.
+            arguments: the same for all.
+            first: number of return values of the method; rank 0's first value then stays in shared memory
+                and comes as a reference.
+
+        Raises:
+            RankDiedError: one has ended.
+            Exception: what a rank raised.
+        """
+        if first is None:
+            return self._settle([getattr(actor, method).remote(*arguments) for actor in self._actors])
+        pairs = [
+            getattr(actor, method).options(num_returns=first).remote(*arguments) for actor in self._actors
+        ]
+        answers = self._settle([pair[1] for pair in pairs])
+        return [pairs[0][0], *answers]
+
+    def close(self) -> None:
+        """Ends the processes, whatever they are doing."""
+        for actor in self._actors:
+            ray.kill(actor)
+
+    def _settle(self, references: Sequence[Any]) -> list[Any]:
+        """Waits for all; once one has failed, only so long for the others."""
+        answers: dict[Any, Any] = {}
+        died: RayActorError | None = None
+        failed: BaseException | None = None
+        waiting, deadline = list(references), float("inf")
+        while waiting:
+            left = None if deadline == float("inf") else max(0.0, deadline - time.monotonic())
+            ready, waiting = ray.wait(waiting, num_returns=1, timeout=left)
+            if not ready:
+                break
+            try:
+                answers[ready[0]] = ray.get(ready[0])
+                continue
+            except RayActorError as error:
+                died = error
+            except RayTaskError as error:
+                failed = failed or error.cause or error
+            deadline = min(deadline, time.monotonic() + _GRACE_S)
+        if died is not None:
+            raise RankDiedError(str(died).splitlines()[0]) from died
+        if failed is not None:
+            raise failed
+        return [answers[reference] for reference in references]

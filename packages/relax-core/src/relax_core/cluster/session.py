@@ -1,0 +1,102 @@
+"""A session whose policy, engines and rewards are processes of a cluster."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import ray
+from relax_bridge import ModelMap
+
+from relax_core.cluster.engine_host import EngineHost
+from relax_core.cluster.engines import EngineGroup
+from relax_core.cluster.event_thread import EventThread
+from relax_core.cluster.plan import plan_placement
+from relax_core.cluster.policy import RayPolicy
+from relax_core.cluster.ray_process import open_ray
+from relax_core.cluster.seats import Seats, open_seats
+from relax_core.config.root import RelaxConfig
+from relax_core.data import load_tokenizer
+from relax_core.device.registry import choose_device
+from relax_core.loop.checkpoints import open_model
+from relax_core.loop.rollout import Rollout, open_rewards
+from relax_core.loop.session import Session
+
+_BYTES = {"fp32": 4, "bf16": 2}
+_SEATS_S = 300.0
+
+
+@contextmanager
+def open_cluster_session(config: RelaxConfig) -> Iterator[Session[RayPolicy]]:
+    """Starts or joins Ray and starts the trainer ranks and the engines on it; ends what it started.
+
+    Raises:
+        ClusterError: Ray cannot be had, or has too little for the run.
+        ValueError: the checkpoint does not fit.
+    """
+    source, weights = open_model(config)
+    tokenizer = load_tokenizer(source.path)
+    device = choose_device(config.run.device)
+    plan = plan_placement(config.cluster, device)
+    threads = config.run.threads or max(1, len(os.sched_getaffinity(0)) // _at_once(config))
+    cpus = sum(int(bundle["CPU"]) for bundle in plan.bundles) + config.reward.concurrency
+    with (
+        open_ray(config.cluster, cpus=cpus, weight_bytes=_weight_bytes(config, weights)),
+        open_seats(plan, timeout_s=_SEATS_S) as seats,
+    ):
+        policy = RayPolicy(config, seats, threads)
+        # Engines load while the trainer does.
+        start = partial(_start_engine, config, source.path, device, threads, seats)
+        count = config.cluster.engines if config.algorithm.algorithm.loop == "rl" else 0
+        engines = EngineGroup(start, count, max_restarts=config.cluster.max_restarts)
+        try:
+            policy.open()
+            yield Session(source, tokenizer, policy, partial(_open_rollout, config, engines))
+        finally:
+            policy.close()
+
+
+@contextmanager
+def _open_rollout(config: RelaxConfig, engines: EngineGroup) -> Iterator[Rollout]:
+    with EventThread() as runner, open_rewards(config) as rewards:
+        runner.run(engines.open())
+        try:
+            turns = partial(_taking_turns, engines, runner)
+            yield Rollout(
+                engines,
+                rewards,
+                runner,
+                **({"training": turns} if config.cluster.placement == "colocate" else {}),
+            )
+        finally:
+            runner.run(engines.close())
+
+
+@contextmanager
+def _taking_turns(engines: EngineGroup, runner: EventThread) -> Iterator[None]:
+    runner.run(engines.release_memory())
+    yield
+    runner.run(engines.reclaim_memory())
+
+
+def _start_engine(
+    config: RelaxConfig, model: Path, device: str, threads: int, seats: Seats, number: int
+) -> Any:
+    # Ray shows each process its own device alone.
+    place = device if device == "cpu" else f"{device}:0"
+    options = seats.engine(number) | {"max_concurrency": 1000}
+    return ray.remote(EngineHost).options(**options).remote(config, model, place, threads)
+
+
+def _at_once(config: RelaxConfig) -> int:
+    """How many processes compute at the same time."""
+    cluster = config.cluster
+    together = {"colocate": max(cluster.trainer_ranks, cluster.engines)}
+    return together.get(cluster.placement, cluster.trainer_ranks + cluster.engines)
+
+
+def _weight_bytes(config: RelaxConfig, weights: ModelMap) -> int:
+    return sum(prod(shape) for shape in weights.hf_shapes().values()) * _BYTES[config.trainer.precision]
