@@ -17,7 +17,7 @@ def score(loop: Any, examples: Sequence[Example]) -> list[list[float]]:
         Sample(torch.tensor(prompt + completion), torch.tensor([0.0] * len(prompt) + [1.0] * len(completion)))
         for prompt, completion in examples
     ]
-    scores = loop._session.trainer.score(samples)
+    scores = loop._session.policy.score(samples)
     return [row[len(prompt) :].tolist() for row, (prompt, _) in zip(scores, examples, strict=True)]
 
 

@@ -63,7 +63,10 @@ def test_no_device_is_promised_twice(placement, device, ranks, engines):
         ({"mode": "inline", "placement": "async"}, "placement is 'async' and mode is inline"),
         ({"mode": "inline", "address": "auto"}, "address is 'auto' and mode is inline"),
         ({"mode": "ray", "address": "auto", "object_store_gib": 1.0}, "set object_store_gib to null"),
-        ({"mode": "ray", "placement": "hybrid", "trainer_ranks": 2, "engines": 2}, "set engines to 3 or more"),
+        (
+            {"mode": "ray", "placement": "hybrid", "trainer_ranks": 2, "engines": 2},
+            "engines to 3 or more",
+        ),
     ],
 )
 def test_combinations_that_make_no_sense_are_refused(settings, words):

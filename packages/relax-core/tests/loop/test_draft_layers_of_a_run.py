@@ -17,8 +17,8 @@ def test_another_number_is_refused_with_both_numbers_and_the_setting(small_run):
 def test_the_run_has_the_layers_it_asked_for_and_exports_them(small_run, small_model, tmp_path, layers, init):
     source = Checkpoint.open(small_model)
     with open_session(small_run(mtp={"layers": layers, "init": init})) as session:
-        assert session.trainer.model.mtp_depths == layers
-        weights = {name: x.clone() for name, x in named_weights(session.trainer.model)}
+        assert session.policy.trainer.model.mtp_depths == layers
+        weights = {name: x.clone() for name, x in named_weights(session.policy.trainer.model)}
         session.export(tmp_path / "out")
     if layers:
         assert torch.equal(weights["mtp.layers.0.eh_proj.weight"], source.tensor("mtp.fc.weight"))
@@ -33,5 +33,5 @@ def test_the_run_has_the_layers_it_asked_for_and_exports_them(small_run, small_m
 def test_random_weights_have_as_many_as_the_run_asks_for(small_run, small_model):
     model = {"path": str(small_model), "random_weights": True}
     with open_session(small_run(model=model, mtp={"layers": 2})) as session:
-        assert session.trainer.model.mtp_depths == 2
+        assert session.policy.trainer.model.mtp_depths == 2
         assert session.source.config["mtp_num_hidden_layers"] == 2

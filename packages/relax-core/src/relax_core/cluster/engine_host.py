@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from relax_rollout import Completion, Health, Request, create_engine
+from relax_rollout import Completion, Health, PauseMode, Request, create_engine
 
 from relax_core.cluster.process import prepare_process
 from relax_core.cluster.shared_tensors import Packed, unpack
@@ -47,9 +47,9 @@ class EngineHost:
         """See `RolloutEngine.end_update`."""
         return await self._engine.end_update()
 
-    async def pause(self) -> None:
+    async def pause(self, mode: PauseMode) -> None:
         """See `RolloutEngine.pause`."""
-        await self._engine.pause()
+        await self._engine.pause(mode)
 
     async def resume(self) -> None:
         """See `RolloutEngine.resume`."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ray.exceptions import RayActorError, RayTaskError
-from relax_rollout import Completion, Health, Request, WeightUpdateError
+from relax_rollout import Completion, Health, PauseMode, Request, WeightUpdateError
 from torch import Tensor
 
 from relax_core.cluster.errors import ClusterError, EnginesLostError
@@ -224,9 +224,9 @@ class EngineGroup:
             self._coming = None
             self._updating.release()
 
-    async def pause(self) -> None:
+    async def pause(self, mode: PauseMode = "keep") -> None:
         """See `RolloutEngine.pause`."""
-        await self._each("pause")
+        await self._each("pause", mode)
 
     async def resume(self) -> None:
         """See `RolloutEngine.resume`."""

@@ -30,6 +30,9 @@ def unpack(packed: Packed) -> dict[str, Tensor]:
         # torch knows no tensors that are read-only.
         warnings.simplefilter("ignore", UserWarning)
         return {
+            # An array without bytes has no strides that could be viewed as another dtype's.
             name: torch.from_numpy(array).view(getattr(torch, dtype)).reshape(shape)
+            if array.size
+            else torch.empty(shape, dtype=getattr(torch, dtype))
             for name, (array, dtype, shape) in packed.items()
         }

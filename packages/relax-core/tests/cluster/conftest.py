@@ -1,0 +1,74 @@
+"""Runs of a small checkpoint on a Ray of their own, beside the same run in one process."""
+
+import json
+import os
+import signal
+import threading
+
+import pytest
+import torch
+from relax_bridge import Checkpoint
+from relax_core.loop import run
+from relax_core.loop.rl import RlLoop
+from relax_core.run import RunDirectory
+
+
+@pytest.fixture
+def finish(tmp_path):
+    """Runs a config to its end; gives its metrics without times, and its weights."""
+
+    def go(config, name):
+        with RunDirectory.create(tmp_path / name, config) as directory:
+            assert run(config, directory, resume=False) == "finished"
+        return results(directory)
+
+    return go
+
+
+def results(directory):
+    lines = [json.loads(line) for line in directory.metrics.read_text().splitlines()]
+    records = [{name: value for name, value in line.items() if name != "time"} for line in lines]
+    checkpoint = Checkpoint.open(directory.hf)
+    return records, {name: checkpoint.tensor(name) for name in checkpoint.names}
+
+
+@pytest.fixture
+def same_results():
+    """Whether two runs gave the same bits."""
+
+    def compare(one, other):
+        assert one[0] == other[0]
+        assert one[1].keys() == other[1].keys()
+        assert all(torch.equal(one[1][name], other[1][name]) for name in one[1])
+
+    return compare
+
+
+@pytest.fixture
+def killing(monkeypatch):
+    """Kills processes of a role during steps: `killing({2: ("engine", 0), 3: ("rank", 1)})`.
+
+    A third entry waits so many seconds first, so that the process dies in the middle of something.
+    """
+    killed = []
+
+    def plan(steps):
+        before = RlLoop.step
+
+        def step(loop, number):
+            if number in steps:
+                role, which, *wait = steps.pop(number)
+                if role == "rank":
+                    pid = loop._session.policy.pids[which]
+                else:
+                    pid = loop._rollout.runner.run(loop._rollout.engine.pids())[which]
+                killed.append(pid)
+                timer = threading.Timer(wait[0] if wait else 0, os.kill, (pid, signal.SIGKILL))
+                timer.start()
+                timer.join() if not wait else None
+            return before(loop, number)
+
+        monkeypatch.setattr(RlLoop, "step", step)
+        return killed
+
+    return plan

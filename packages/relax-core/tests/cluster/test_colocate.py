@@ -1,0 +1,41 @@
+"""The same loop with its roles on Ray: equal bits, whoever dies on the way."""
+
+import logging
+
+import psutil
+import pytest
+import torch
+
+RAY = {"mode": "ray"}
+TWO = {"run": {"steps": 2}}
+
+
+@pytest.fixture
+def inline(small_run, finish):
+    return finish(small_run(), "inline")
+
+
+def test_one_rank_and_one_engine_give_the_bits_of_one_process_though_both_are_killed(
+    small_run, finish, inline, same_results, killing, caplog
+):
+    caplog.set_level(logging.WARNING)
+    killed = killing({2: ("engine", 0), 4: ("rank", 0)})
+    same_results(finish(small_run(cluster=RAY), "ray"), inline)
+    assert len(killed) == 2
+    assert not any(psutil.pid_exists(pid) for pid in killed)
+    said = [record.message for record in caplog.records if record.name.startswith("relax_core.cluster")]
+    assert any("engine 0 died" in line for line in said)
+    # The checkpoint of step 2 and the third mini-batch are where the new trainer comes from.
+    assert any("starts again from step_2 and repeats 1 optimizer steps" in line for line in said)
+
+
+def test_two_ranks_and_two_engines_train_the_same_model(small_run, finish, killing):
+    """Sums are rounded in another order: metrics to 1e-4, weights to what Adam makes of round-off."""
+    one = finish(small_run(**TWO), "inline")
+    killing({2: ("engine", 1, 0.02)})
+    two = finish(small_run(**TWO, cluster={**RAY, "trainer_ranks": 2, "engines": 2}), "ray")
+    assert [record["step"] for record in two[0]] == [0, 1, 2]
+    for mine, theirs in zip(one[0], two[0], strict=True):
+        assert mine == pytest.approx(theirs, rel=2e-4, abs=2e-5)
+    for name, tensor in one[1].items():
+        torch.testing.assert_close(two[1][name], tensor, rtol=0, atol=1e-3, msg=name)
