@@ -19,7 +19,7 @@ def test_the_run_has_the_layers_it_asked_for_and_exports_them(small_run, small_m
     with open_session(small_run(mtp={"layers": layers, "init": init})) as session:
         assert session.policy.trainer.model.mtp_depths == layers
         weights = {name: x.clone() for name, x in named_weights(session.policy.trainer.model)}
-        session.export(tmp_path / "out")
+        session.policy.export(tmp_path / "out")
     if layers:
         assert torch.equal(weights["mtp.layers.0.eh_proj.weight"], source.tensor("mtp.fc.weight"))
         last = weights[f"mtp.layers.{layers - 1}.eh_proj.weight"]
