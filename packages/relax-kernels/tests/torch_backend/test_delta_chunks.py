@@ -45,3 +45,28 @@ def test_gradients_of_strong_decays_keep_their_digits() -> None:
     largest = expected_dg.abs().max().item()
     assert largest < 1e-2
     assert_near(dg / largest, expected_dg / largest, 2e-6)
+
+
+def test_the_gradient_of_a_gate_that_closes_now_and_then_keeps_its_digits() -> None:
+    """Little passes a closed gate, much passes the open ones beside it, whose rounding must not enter.
+
+    An error there counts times g in the gradient of A_log: it was a tenth of it at g = -1000.
+    """
+    on, cu = Target("torch", "cpu"), CuSeqlens.from_lengths((20, 96, 34))
+    q, k, v = (on.normal(150, 2, 32, seed=seed) for seed in (1, 2, 3))
+    closed = on.uniform(150, 2, low=0.0, high=1.0, seed=4).detach() < 0.3
+    beta, initial = on.uniform(150, 2, low=0.3, high=0.7, seed=5), on.normal(3, 2, 32, 32, seed=6)
+    for gate, passing in ((-8.0, 1e-3), (-20.0, 1e-8), (-1000.0, 0.0)):
+        x = [q, k, v, torch.where(closed, gate, -0.01).requires_grad_(), beta]
+        exact = [y.detach().double().requires_grad_() for y in x]
+        settings = {"cu_seqlens": cu, "output_final_state": True}
+        results = gated_delta_rule(*x, initial_state_NUKV=initial, **settings, backend="torch")
+        expected = naive_gated_delta_rule(*exact, initial_state_NUKV=initial.double(), **settings)
+        dg, expected_dg = grads_of(results, (x[3],))[0], grads_of(expected, (exact[3],))[0]
+        assert_near(dg, expected_dg, 2e-6)
+        largest = expected_dg[closed].abs().max().item()
+        assert largest <= 20 * passing
+        if largest:
+            assert_near(dg[closed] / largest, expected_dg[closed] / largest, 5e-6)
+        else:
+            assert not dg[closed].any()

@@ -10,6 +10,10 @@ lower part of beta_i (k_i . k_j) D[i, j]. With inverse = (I + A)^-1:
 
 (Yang et al., arXiv 2406.06484 and 2412.06464.) What contains S runs chunk after chunk, all sequences at once;
 the rest runs for all chunks at once. Backward: with Z = inverse^T dX, dd = beta Z and dA = -Z X^T.
+
+Of what reaches from token j (or S) to token i (or S'), the gradient of g_t takes what passes it: j < t <= i.
+It is summed as that, not as differences of sums: little passes a gate that closes, and the differences would
+leave the rounding of all that does not.
 """
 
 from __future__ import annotations
@@ -145,26 +149,24 @@ def backward(
     kk = _per_value_head(_mm(x.k_MHCK, x.k_MHCK.mT), U)
     D = _decays(x)
     dX = _mm((qk * D).mT, do)
-    dG = torch.zeros_like(beta)
+    dg = torch.zeros_like(beta)
     if states is None and dfinal_NUKV is None:
         Z, dq_state, dk_state, running = _mm(kept.inverse_MUCc.mT, dX), None, None, None
     else:
-        Z, dq_state, dk_state, running = _through_states(grid, x, kept, do, dX, dG, dfinal_NUKV, has_initial)
+        Z, dq_state, dk_state, running = _through_states(grid, x, kept, do, dX, dg, dfinal_NUKV, has_initial)
 
     dscores_D = _mm(do, X.mT).mul_(D)
     dA_D = _mm(Z, X.mT).neg_().tril_(-1).mul_(D)
     dbeta = (Z * d).sum(-1) + (dA_D * kk).sum(-1)
     dA_D.mul_(beta.unsqueeze(-1))
-    # A token does not decay to itself: its own terms would cancel, but leave their rounding behind.
-    exchange = (dA_D * kk).addcmul_(dscores_D, qk).tril_(-1)
-    dG += exchange.sum(-1) - exchange.sum(-2)
+    exchange = (dA_D * kk).addcmul_(dscores_D, qk)
+    dg[..., 1:] += exchange.cumsum(-1).tril_(-1).sum(-2)[..., :-1]
     dqk, dkk = _per_key_head(dscores_D, x.q_MHCK.shape[1]), _per_key_head(dA_D, x.q_MHCK.shape[1])
     dq, dk = _mm(dqk, x.k_MHCK), _mm(dqk.mT, x.q_MHCK) + _mm(dkk + dkk.mT, x.k_MHCK)
     if dq_state is not None:
         dq += _per_key_head(dq_state, dq.shape[1])
     if dk_state is not None:
         dk += _per_key_head(dk_state, dk.shape[1])
-    dg = dG.flip(-1).cumsum(-1).flip(-1)
     return ChunkGradients(dq, dk, Z * beta.unsqueeze(-1), dg, dbeta, running if has_initial else None)
 
 
@@ -174,11 +176,11 @@ def _through_states(
     kept: KeptChunks,
     do: torch.Tensor,
     dX: torch.Tensor,
-    dG: torch.Tensor,
+    dg: torch.Tensor,
     dfinal_NUKV: torch.Tensor | None,
     has_initial: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Chunk after chunk from the last: return Z, dq and dk through the states, and dinitial; adds to dG."""
+    """Chunk after chunk from the last: return Z, dq and dk through the states, and dinitial; adds to dg."""
     U, V = do.shape[1], do.shape[-1]
     q, k = _per_value_head(x.q_MHCK, U), _per_value_head(x.k_MHCK, U)
     X, states = kept.X_MUCV, kept.states_MUKV
@@ -196,19 +198,19 @@ def _through_states(
             dX[passing] += dwritten * to_end[passing]
             dk_state[passing] += _mm(written, dafter.mT)
             faded = (written * dwritten).sum(-1)
-            dG[passing] -= faded
-            dG[passing, :, -1] += faded.sum(-1)
+            dg[passing, :, 1:] += faded.cumsum(-1)[..., :-1]
         Z[now] = _mm(kept.inverse_MUCc[now].mT, dX[now])
         if step.saved is None or states is None:
             continue
         before = states[step.saved]
         if step.going_on:
             shrunk = dafter.mul_(last[passing])
-            dG[passing, :, -1] += _dot(before[: step.going_on], shrunk)
+            dg[passing] += _dot(before[: step.going_on], shrunk).unsqueeze(-1)
         dd = Z[now] * x.beta_MUC[now].unsqueeze(-1)
         recalled, read = dd.mul_(eG[now]).neg_(), do[now] * eG[now]
         dq_now, dk_now = _mm(read, before.mT), _mm(recalled, before.mT)
-        dG[now] += (dq_now * q[now]).sum(-1) + (dk_now * k[now]).sum(-1)
+        arriving = (dq_now * q[now]).sum(-1) + (dk_now * k[now]).sum(-1)
+        dg[now] += arriving.flip(-1).cumsum(-1).flip(-1)
         dq_state[now] = dq_now
         dk_state[now] += dk_now
         dbefore = running[: step.count]
