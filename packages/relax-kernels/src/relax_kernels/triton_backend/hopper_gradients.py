@@ -5,7 +5,8 @@
 heads; that is its sequence of jobs. Each tile has one place in shared memory, and the copy engine fills it
 for the next job as soon as this one has used it: the loads of one job run under the products of the other.
 Two warp groups share the columns of every product. Rows past the end of a sequence hold other tokens' values;
-the factors in the tables make them 0 wherever they would count.
+the factors in the tables make them 0 wherever they would count, if they are finite: a NaN or infinity of the
+next sequence reaches a short last chunk, and from its gradients those of all chunks before it.
 """
 
 from __future__ import annotations
