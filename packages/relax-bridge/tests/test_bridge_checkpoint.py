@@ -86,11 +86,23 @@ def test_a_missing_file_is_named(tmp_path):
     ("index", "words"),
     [
         ({"metadata": {}}, "no weight_map"),
-        ({"metadata": {}, "weight_map": {"x": 3, "y": None}}, "weight_map names 3, None, not a file"),
+        (
+            {"metadata": {}, "weight_map": {"x": 3, "y": None}},
+            "names 3, None; each must be the plain name",
+        ),
+        (
+            {"weight_map": {"x": "../c/a.safetensors", "y": "s/b"}},
+            r"names '\.\./c/a\.safetensors', 's/b';",
+        ),
+        ({"weight_map": {"x": "", "y": "."}}, r"names '', '\.'; each must be"),
+        (
+            {"weight_map": {"x": "..", "y": "/b.safetensors"}},
+            r"names '\.\.', '/b\.safetensors'; each must",
+        ),
         ({"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}, 'no metadata, .* add "metadata": {}'),
     ],
 )
-def test_an_index_that_transformers_could_not_read_is_refused(tmp_path, index, words):
+def test_an_index_without_metadata_or_plain_names_of_files_is_refused(tmp_path, index, words):
     path = sharded(tmp_path / "c", TWO)
     (path / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(CheckpointError, match=words):

@@ -158,6 +158,41 @@ def test_equal_checkpoints_are_equal_even_with_nan(make, tiny_config, capsys):
     assert (status, out) == (0, "equal, bit for bit\n")
 
 
+def test_only_changed_elements_count_infinite_or_not(make, tiny_config, capsys, monkeypatch):
+    def change(norm, head):
+        def edit(tensors):
+            tensors["model.norm.weight"][:5] = torch.tensor(norm)
+            tensors["lm_head.weight"].view(-1)[[0, 799]] = torch.tensor(head, dtype=torch.bfloat16)
+
+        return edit
+
+    inf, nan = float("inf"), float("nan")
+    a = make(tiny_config(), name="a", edit=change([inf, nan, 0.0, 1.0, 2.0], [1.0, 2.0]))
+    b = make(tiny_config(), name="b", edit=change([inf, nan, -0.0, 1.5, 2.0], [4.0, nan]))
+    monkeypatch.setattr("relax_bridge.diff._CHUNK", 7)
+    _, out, _ = run(capsys, "diff", a.path, b.path, "--json")
+    assert "NaN" not in out, "no JSON"
+    found = {one["name"]: (one["elements"], one["max_abs"]) for one in json.loads(out)["differences"]}
+    assert found == {"model.norm.weight": (2, 0.5), "lm_head.weight": (2, None)}
+    assert (
+        "lm_head.weight     values  2 of 800 elements, at most nan" in run(capsys, "diff", a.path, b.path)[1]
+    )
+
+
+def test_complex_and_integer_tensors_are_compared_as_such(make, tiny_config, capsys):
+    def add(z, n):
+        return lambda tensors: tensors.update(
+            z=torch.tensor([z, 1j]), n=torch.tensor([n, n], dtype=torch.int8)
+        )
+
+    a, b = (make(tiny_config(), name=name, edit=add(z, n)) for name, z, n in (("a", 3j, 5), ("b", -1j, -5)))
+    found = json.loads(run(capsys, "diff", a.path, b.path, "--json")[1])["differences"]
+    assert {one["name"]: (one["elements"], one["max_abs"]) for one in found} == {
+        "n": (2, 10.0),
+        "z": (1, 4.0),
+    }
+
+
 def test_map_prints_the_table_of_a_name_a_file_and_a_directory(tiny, capsys):
     status, out, _ = run(capsys, "map", "Qwen3.5-9B")
     assert status == 0

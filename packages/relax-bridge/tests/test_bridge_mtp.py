@@ -1,6 +1,7 @@
 """Checkpoints with another number of MTP layers than the model: refused, or made to fit as asked."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -109,7 +110,9 @@ def test_every_layout_gets_the_same_layers(make, tiny_config, moe_config, init, 
         (2, 1, {"init": "copy"}, "copy cannot make one of the other; choose truncate"),
         (2, 1, {"init": "random", "std": 0.1}, "random cannot make .*; choose truncate"),
         (0, 1, {"init": "copy"}, "copy needs a layer to copy; choose random"),
-        (0, 1, {"init": "random"}, "random needs a std above 0"),
+        (0, 1, {"init": "random"}, "random needs a finite std above 0"),
+        (0, 1, {"init": "random", "std": math.nan}, "random needs a finite std above 0"),
+        (0, 1, {"init": "random", "std": math.inf}, "random needs a finite std above 0"),
     ],
 )
 def test_choices_that_cannot_help_name_both_numbers_and_what_can(

@@ -5,6 +5,7 @@ import json
 import os
 import resource
 import shutil
+import signal
 
 import pytest
 import torch
@@ -211,6 +212,60 @@ def test_a_link_to_a_directory_keeps_pointing_there(source, tmp_path):
     write_checkpoint(tmp_path / "link", TENSORS, like=source)
     assert (tmp_path / "link").is_symlink()
     assert Checkpoint.open(tmp_path / "real").names == source.names
+
+
+def killed_while_writing(source, out):
+    """A process that is killed with half of a new export written."""
+    tensors = iter(TENSORS.items())
+
+    def stream():
+        yield next(tensors)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    child = os.fork()
+    if not child:
+        write_checkpoint(out, stream(), like=source)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+
+
+def hidden(path):
+    return [p for p in path.iterdir() if p.name.startswith(".")]
+
+
+def test_what_a_killed_writer_left_is_removed_by_the_next(source, tmp_path, monkeypatch):
+    out = write_checkpoint(tmp_path / "out", TENSORS, like=source)
+    before = listing(out)
+    killed_while_writing(source, out)
+    assert listing(out) == before
+    (left,) = hidden(tmp_path)
+    write_checkpoint(out, TENSORS, like=source)
+    assert hidden(tmp_path) == [left], "young enough to be of a writer that has just begun"
+    os.utime(left, (0, 0))
+    (tmp_path / ".outer.new-x").mkdir()
+    os.utime(tmp_path / ".outer.new-x", (0, 0))
+    write_checkpoint(out, TENSORS, like=source)
+    assert hidden(tmp_path) == [tmp_path / ".outer.new-x"], "another directory's is none of its business"
+    assert listing(out) == before
+
+
+def test_the_folder_of_a_writer_at_work_stays(source, tmp_path):
+    def stream():
+        yield from list(TENSORS.items())[:2]
+        (mine,) = hidden(tmp_path)
+        os.utime(mine, (0, 0))
+        write_checkpoint(tmp_path / "out", TENSORS, like=source)
+        yield from list(TENSORS.items())[2:]
+
+    write_checkpoint(tmp_path / "out", stream(), like=source)
+    assert Checkpoint.open(tmp_path / "out").names == source.names
+    assert hidden(tmp_path) == []
+
+
+def test_a_file_that_nothing_is_left_for_is_not_written(source, tmp_path, monkeypatch):
+    monkeypatch.setattr(source, "_stored", {n: at for n, at in source._stored.items() if n in {"a", "d"}})
+    out = write_checkpoint(tmp_path / "out", {n: TENSORS[n] for n in "ad"}, like=source)
+    assert [p.name for p in out.glob("*.safetensors")] == ["model-00001-of-00002.safetensors"]
+    assert Checkpoint.open(out).names == ("a", "d")
 
 
 def test_integers_are_not_written(source, tmp_path):

@@ -93,8 +93,11 @@ class Checkpoint:
             weight_map = index.get("weight_map")
             if not isinstance(weight_map, dict) or not weight_map:
                 raise CheckpointError(f"{path / INDEX}: no weight_map")
-            if strange := sorted({repr(file) for file in weight_map.values() if not isinstance(file, str)}):
-                raise CheckpointError(f"{path / INDEX}: weight_map names {', '.join(strange)}, not a file")
+            if strange := sorted({repr(file) for file in weight_map.values() if not _is_plain(file)}):
+                raise CheckpointError(
+                    f"{path / INDEX}: weight_map names {', '.join(strange)}; each must be the plain name of "
+                    "a file in this directory"
+                )
             files = {file: _open_file(path / file) for file in sorted(set(weight_map.values()))}
             _check_index(path, weight_map, files)
             if not isinstance(index.get("metadata"), dict):
@@ -202,6 +205,11 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} holds {type(value).__name__}, not an object")
     return value
+
+
+def _is_plain(file: object) -> bool:
+    """Whether it names a file of the directory itself: what is written like it goes to that name."""
+    return isinstance(file, str) and file not in {"", ".."} and Path(file).name == file
 
 
 def _open_file(path: Path) -> Any:

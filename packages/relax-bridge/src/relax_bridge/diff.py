@@ -1,5 +1,6 @@
 """Names the tensors in which two checkpoints differ, and by how much."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -10,6 +11,9 @@ from torch import Tensor
 from relax_bridge.checkpoint import Checkpoint
 from relax_bridge.safetensors_writer import raw
 
+# Elements that are compared at a time: a tensor of any size needs little memory beside itself.
+_CHUNK = 2**22
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -19,8 +23,8 @@ class Difference:
         name: the Hugging Face name.
         kind: `only in A`, `only in B`, `shape`, `dtype` or `values`.
         detail: for people.
-        elements: how many elements differ (`values` and `dtype`).
-        max_abs: the largest absolute difference, in float64; NaN if either side holds a NaN there.
+        elements: how many elements differ: in their bits (`values`), or in value (`dtype`).
+        max_abs: the largest absolute difference of those, in float64; NaN where either side holds a NaN.
     """
 
     name: str
@@ -30,8 +34,9 @@ class Difference:
     max_abs: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
+        """For JSON, which knows no NaN and no infinity: None stands for either."""
+        finite = self.max_abs is not None and math.isfinite(self.max_abs)
+        return asdict(self) | {"max_abs": self.max_abs if finite else None}
 
 
 def diff(
@@ -63,19 +68,33 @@ def _compare(name: str, a: Checkpoint, b: Checkpoint) -> Difference | None:
 
 
 def _values(name: str, a: Checkpoint, b: Checkpoint) -> Difference | None:
-    x, y = a.tensor(name), b.tensor(name)
+    x, y = a.tensor(name).reshape(-1), b.tensor(name).reshape(-1)
     same_dtype = a.stored_dtype(name) == b.stored_dtype(name)
-    if same_dtype and bytes(raw(x)) == bytes(raw(y)):
+    elements, gaps = 0, [torch.zeros((), dtype=torch.float64)]
+    for at in range(0, len(x), _CHUNK):
+        u, v = x[at : at + _CHUNK], y[at : at + _CHUNK]
+        changed = _other_bits(u, v) if same_dtype else _other_values(u, v)
+        if changed.any():
+            elements += int(changed.sum())
+            gaps.append((_wide(u[changed]) - _wide(v[changed])).abs().max())
+    if same_dtype and not elements:
         return None
-    gap = (_wide(x) - _wide(y)).abs()
-    elements, total = int((gap != 0).sum()), gap.numel()
-    max_abs = float(gap.max()) if total else 0.0
-    text = f"{elements} of {total} elements, at most {max_abs:.6g}"
+    max_abs = float(torch.stack(gaps).max())
+    text = f"{elements} of {x.numel()} elements, at most {max_abs:.6g}"
     if same_dtype:
         return Difference(name, "values", text, elements, max_abs)
     dtypes = f"{a.stored_dtype(name)} and {b.stored_dtype(name)}"
     return Difference(name, "dtype", f"{dtypes}; values differ in {text}", elements, max_abs)
 
 
+def _other_bits(x: Tensor, y: Tensor) -> Tensor:
+    return torch.from_numpy(raw(x) != raw(y)).view(-1, x.element_size()).any(dim=1)
+
+
+def _other_values(x: Tensor, y: Tensor) -> Tensor:
+    x, y = _wide(x), _wide(y)
+    return (x != y) & ~(x.isnan() & y.isnan())
+
+
 def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.float64)
+    return x.to(torch.complex128 if x.is_complex() else torch.float64)

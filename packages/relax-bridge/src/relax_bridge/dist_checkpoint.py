@@ -6,6 +6,8 @@ plain values.
 """
 
 import json
+import os
+import pickle
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,17 @@ _FORMAT = {
     "common_backend_version": 1,
 }
 _NAMES = ("*.distcp", ".metadata", "metadata.json", "common.pt", "manifest.json")
+# What unpickling bytes that are not a whole pickle raises.
+_BROKEN_PICKLE = (
+    pickle.UnpicklingError,
+    AttributeError,
+    EOFError,
+    ImportError,
+    IndexError,
+    KeyError,
+    TypeError,
+    ValueError,
+)
 Report = Callable[[int, int], None]
 
 
@@ -66,7 +79,11 @@ class DistCheckpoint:
         if not (path / ".metadata").is_file():
             raise CheckpointError(f"{path} has no .metadata: it was not written to its end")
         reader = FileSystemReader(path)
-        return cls(path, reader, reader.read_metadata())
+        try:
+            metadata = reader.read_metadata()
+        except _BROKEN_PICKLE as error:
+            raise CheckpointError(f"{path / '.metadata'} is damaged: {error}") from error
+        return cls(path, reader, metadata)
 
     @property
     def weights(self) -> list[str]:
@@ -92,7 +109,7 @@ class DistCheckpoint:
         self._reader.set_up_storage_reader(self._metadata, True)
         try:
             self._reader.read_data(planner.create_local_plan(), planner).wait()
-        except (OSError, RuntimeError, EOFError) as error:
+        except (OSError, RuntimeError, *_BROKEN_PICKLE) as error:
             raise CheckpointError(f"{self.path}: cannot read {key}: {error}") from error
         return out[key]
 
@@ -156,12 +173,18 @@ def write_dist_checkpoint(
         OSError: the disk's own error; the previous directory is whole.
     """
     table.check(checkpoint)
-    target = Path(out_dir).resolve()
+    target = Path(os.path.realpath(out_dir))
     check_replaceable(target, _NAMES)
     keys = [stored for group in stored_keys(table) for stored in group]
     with replaced_directory(target) as work:
-        _write(work, checkpoint, keys, report or (lambda done, total: None))
-        torch.save({}, work / "common.pt")
+        try:
+            _write(work, checkpoint, keys, report or (lambda done, total: None))
+            torch.save({}, work / "common.pt")
+        except RuntimeError as error:
+            # Closing its archive, torch fails once more over what a write has raised (a full disk).
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from error
+            raise
         (work / "metadata.json").write_text(json.dumps(_FORMAT))
     return Path(out_dir)
 

@@ -1,6 +1,7 @@
 """A checkpoint seen with another number of multi-token-prediction layers than it stores."""
 
 import hashlib
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -53,9 +54,9 @@ def adapt_mtp(
         raise MtpMismatchError(f"{both}: mtp.init {init} cannot make one of the other; choose {fits}")
     if init == "copy" and not stored:
         raise MtpMismatchError(f"{both}: mtp.init copy needs a layer to copy; choose random")
-    if init == "random" and (std is None or std <= 0):
+    if init == "random" and not (std is not None and 0 < std < math.inf):
         raise MtpMismatchError(
-            f"{both}: mtp.init random needs a std above 0 (say the model's initializer_range)"
+            f"{both}: mtp.init random needs a finite std above 0 (say the model's initializer_range)"
         )
     if init == "truncate":
         gone = tuple(f"mtp.layers.{layer}." for layer in range(wanted, stored)) if wanted else ("mtp.",)

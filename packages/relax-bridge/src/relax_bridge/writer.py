@@ -1,14 +1,18 @@
 """Writes a checkpoint directory in one step: whole and new, or not at all.
 
 Everything goes to a hidden folder beside the target, is flushed to the disk, and takes the target's name at
-the end; whatever fails before leaves the previous directory as it was.
+the end; whatever fails before leaves the previous directory as it was. A writer that is killed leaves its
+hidden folder behind, which the next one to write there removes.
 """
 
 import ctypes
+import fcntl
+import glob
 import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
@@ -39,6 +43,8 @@ COMPANIONS = (
     "LICENSE*",
 )
 _WEIGHTS = ("*.safetensors", INDEX)
+# A younger folder may belong to a writer that has yet to lock it.
+_ABANDONED_S = 60
 
 
 def write_checkpoint(
@@ -95,8 +101,11 @@ def write_checkpoint(
 def replaced_directory(out_dir: Path) -> Iterator[Path]:
     """A new folder that takes the name `out_dir` when the block ends well, and vanishes otherwise."""
     out_dir.parent.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(out_dir)
     work = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}.new-", dir=out_dir.parent))
+    handle = os.open(work, os.O_RDONLY)
     try:
+        _lock(handle)
         yield work
         work.chmod(0o755)
         for path in (*work.rglob("*"), work):
@@ -104,6 +113,32 @@ def replaced_directory(out_dir: Path) -> Iterator[Path]:
         _swap(work, out_dir)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+        os.close(handle)
+
+
+def _remove_abandoned(out_dir: Path) -> None:
+    """Removes the folders that killed writers left; a writer at work holds the lock of its own."""
+    for path in out_dir.parent.glob(f".{glob.escape(out_dir.name)}.new-*"):
+        try:
+            if time.time() - path.stat().st_mtime < _ABANDONED_S:
+                continue
+            handle = os.open(path, os.O_RDONLY)
+        except OSError:  # another user's, or gone in the meantime
+            continue
+        try:
+            if _lock(handle):
+                shutil.rmtree(path, ignore_errors=True)
+        finally:
+            os.close(handle)
+
+
+def _lock(handle: int) -> bool:
+    """Locks an open directory, if nobody has; it is free again when closed or when the process ends."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # locked, or a file system without locks
+        return False
+    return True
 
 
 def _swap(work: Path, out_dir: Path) -> None:
@@ -166,6 +201,7 @@ def _write_like(work: Path, tensors: Iterator[tuple[str, Tensor]], like: Checkpo
     for name in like.names:
         size = like.nbytes(name)
         plans[like.file(name)][name] = Spec(like.shape(name), like.stored_dtype(name), size)
+    plans = {file: plan for file, plan in plans.items() if plan}
     open_files: dict[str, SafetensorsFile] = {}
     try:
         for file, plan in plans.items():

@@ -36,6 +36,9 @@ def test_missing_sizes_are_named_at_once(tiny_config):
         model_map(config)
 
 
+QWEN3 = {"model_type": "qwen3_moe", "mtp_num_hidden_layers": 0}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -45,6 +48,21 @@ def test_missing_sizes_are_named_at_once(tiny_config):
         ({"full_attention_interval": None}, "neither layer_types nor full_attention_interval"),
         ({"layer_types": ["full_attention"]}, "1 kinds for num_hidden_layers = 4"),
         ({"layer_types": ["mamba"] * 4}, r"holds \['mamba'\]"),
+        ({"layer_types": 5}, "layer_types must be a list; got 5"),
+        ({"layer_types": [["mamba"], 1, None, "x"]}, "holds .*None"),
+        ({"mtp_num_hidden_layers": "1"}, "MTP layers must be a whole number, 0 or more; got '1'"),
+        ({"mtp_num_hidden_layers": 1.5}, "got 1.5"),
+        ({"mtp_num_hidden_layers": True}, "got True"),
+        ({"mtp_num_hidden_layers": [1]}, r"got \[1\]"),
+        ({"mtp_num_hidden_layers": -1}, "got -1"),
+        ({"text_config": "x"}, "text_config must be an object; got 'x'"),
+        ({"text_config": [1]}, "text_config must be an object"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings must be true or false; got 'false'"),
+        ({"model_type": ["qwen3_5"]}, r"no weight map for model_type \['qwen3_5'\]"),
+        (QWEN3 | {"mlp_only_layers": 3}, "mlp_only_layers must be a list of layer numbers; got 3"),
+        (QWEN3 | {"mlp_only_layers": ["0"]}, r"mlp_only_layers must be a list of layer numbers; got \['0'\]"),
+        (QWEN3 | {"decoder_sparse_step": "2"}, "positive integers; got decoder_sparse_step = '2'"),
+        (QWEN3 | {"decoder_sparse_step": -1}, "positive integers; got decoder_sparse_step = -1"),
         ({"num_attention_heads": 3}, "num_attention_heads = 3 is no multiple of num_key_value_heads = 2"),
         ({"linear_num_value_heads": 3}, "linear_num_value_heads = 3 is no multiple"),
     ],

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ from relax_bridge.convert import hf_to_megatron, megatron_to_hf
 from relax_bridge.errors import BridgeError
 from relax_bridge.progress import Progress
 
-_DIRECTIONS = ("hf-to-megatron", "megatron-to-hf")
+# Each direction with the options that only it has.
+_DIRECTIONS = {"hf-to-megatron": ("mtp_init", "mtp_std", "seed"), "megatron-to-hf": ("like", "max_shard_gb")}
 
 
 def add(commands: Any) -> None:
@@ -32,7 +34,7 @@ def add(commands: Any) -> None:
     )
     parser.add_argument(
         "--max-shard-gb",
-        type=float,
+        type=_gigabytes,
         metavar="GB",
         help="megatron-to-hf: size of a weight file (default: as --like)",
     )
@@ -43,6 +45,7 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Converts; what fails leaves an earlier directory whole."""
+    _refuse_unused(args)
     with Progress(args.direction) as report:
         if args.direction == "hf-to-megatron":
             hf_to_megatron(
@@ -51,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
                 mtp_layers=args.mtp_layers,
                 mtp_init=args.mtp_init,
                 mtp_std=args.mtp_std,
-                seed=args.seed,
+                seed=args.seed or 0,
                 report=report,
             )
         else:
@@ -60,19 +63,39 @@ def run(args: argparse.Namespace) -> int:
                     "megatron-to-hf needs --like DIR, the Hugging Face directory that training started from: "
                     "config, tokenizer and dtypes come from there"
                 )
-            shard = None if args.max_shard_gb is None else int(args.max_shard_gb * 1e9)
             megatron_to_hf(
                 args.source,
                 args.out,
                 like=args.like,
                 mtp_layers=args.mtp_layers,
-                max_shard_bytes=shard,
+                max_shard_bytes=args.max_shard_gb,
                 report=report,
             )
     size = sum(path.stat().st_size for path in args.out.rglob("*") if path.is_file())
     done = {"direction": args.direction, "source": str(args.source), "out": str(args.out), "bytes": size}
     print(json.dumps(done) if args.json else f"{args.out}: {size:,} bytes")
     return 0
+
+
+def _refuse_unused(args: argparse.Namespace) -> None:
+    for direction, options in _DIRECTIONS.items():
+        given = [f"--{name.replace('_', '-')}" for name in options if getattr(args, name) is not None]
+        if given and direction != args.direction:
+            raise BridgeError(f"{args.direction} has no use for {', '.join(given)}, which {direction} has")
+        drawn = [option for option in given if option in {"--mtp-std", "--seed"}]
+        if drawn and args.mtp_init != "random":
+            raise BridgeError(f"{', '.join(drawn)} is for --mtp-init random")
+
+
+def _gigabytes(text: str) -> int:
+    """Gigabytes as bytes."""
+    try:
+        size = float(text) * 1e9
+    except ValueError:
+        size = math.nan
+    if not 1 <= size < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; give gigabytes, for instance 5 or 0.5")
+    return int(size)
 
 
 def _direction(text: str) -> str:

@@ -53,7 +53,7 @@ def add_mtp(parser: argparse.ArgumentParser) -> None:
         "--mtp-init", choices=get_args(MtpInit), help="what to do if the checkpoint has others"
     )
     group.add_argument("--mtp-std", type=float, metavar="STD", help="of --mtp-init random")
-    group.add_argument("--seed", type=int, default=0, help="of --mtp-init random")
+    group.add_argument("--seed", type=int, metavar="N", help="of --mtp-init random (default: 0)")
 
 
 def config_of(model: str) -> tuple[Mapping[str, Any], tuple[str, ...] | None]:

@@ -27,7 +27,7 @@ def model_map(
     """
     kind = config.get("model_type")
     found = _installed()
-    if kind not in found:
+    if not isinstance(kind, str) or kind not in found:
         known = ", ".join(sorted(found)) or "none (is relax-bridge installed?)"
         raise ConfigError(f"no weight map for model_type {kind!r}; installed: {known}")
     build: Callable[..., ModelMap] = found[kind].load()

@@ -4,7 +4,7 @@ Qwen3 has plain (ungated) attention in every layer and no delta net; Qwen3-Next 
 projections in the delta net, one tensor an expert, and layers that may be dense.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from relax_bridge.errors import ConfigError
@@ -84,8 +84,10 @@ def _attention(source: Source, at: Place, *, gate: bool) -> list[Row]:
 def _mlp(source: Source, layers: int, *, moe: bool, shared: bool) -> list[Row]:
     """Experts in every `decoder_sparse_step`-th layer that `mlp_only_layers` does not name."""
     hidden = source.text["hidden_size"]
-    step = source.text.get("decoder_sparse_step") or 1
-    dense_only = set(source.text.get("mlp_only_layers") or ())
+    (step,) = source.sizes("decoder_sparse_step") if "decoder_sparse_step" in source.text else (1,)
+    dense_only = source.text.get("mlp_only_layers") or []
+    if not isinstance(dense_only, Sequence) or any(type(i) is not int for i in dense_only):
+        raise ConfigError(f"mlp_only_layers must be a list of layer numbers; got {dense_only!r}")
     sparse = tuple(i for i in range(layers) if moe and i not in dense_only and (i + 1) % step == 0)
     dense = tuple(i for i in range(layers) if i not in sparse)
     rows: list[Row] = []

@@ -1,6 +1,6 @@
 """Reads from a model config what a table needs, naming every problem at once."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,10 +36,15 @@ class Source:
         """Takes apart the arguments of `relax_bridge.model_map`.
 
         Raises:
-            ConfigError: biases in attention, attention without its gate, a dedicated MTP embedding, or a
-                negative number of MTP layers.
+            ConfigError: biases in attention, attention without its gate, a dedicated MTP embedding, a number
+                of MTP layers that is none, or a value of another type than its key has.
         """
         nested = config.get("text_config")
+        if nested is not None and not isinstance(nested, Mapping):
+            raise ConfigError(f"text_config must be an object; got {nested!r}")
+        tied = config.get("tie_word_embeddings", False)
+        if tied not in (True, False, None):
+            raise ConfigError(f"tie_word_embeddings must be true or false; got {tied!r}")
         text = dict(config if nested is None else nested)
         if "num_local_experts" in text:  # transformers' word since 5.0 for qwen3_moe
             text.setdefault("num_experts", text["num_local_experts"])
@@ -58,14 +63,14 @@ class Source:
         depth = mtp_layers
         if depth is None:
             said = text.get("mtp_num_hidden_layers")
-            depth = mtp_layers_of(held or ()) if said is None else int(said)
-        if depth < 0:
-            raise ConfigError(f"mtp_layers must be 0 or more; got {depth}")
+            depth = mtp_layers_of(held or ()) if said is None else said
+        if type(depth) is not int or depth < 0:
+            raise ConfigError(f"the number of MTP layers must be a whole number, 0 or more; got {depth!r}")
         return cls(
             str(config["model_type"]),
             text,
             "model.language_model." if inner else "model.",
-            bool(config.get("tie_word_embeddings", False)),
+            bool(tied),
             depth,
             held,
         )
@@ -105,7 +110,9 @@ def layer_kinds(config: Mapping[str, Any], layers: int) -> tuple[str, ...]:
         if not _positive(interval):
             raise ConfigError("the model config has neither layer_types nor full_attention_interval")
         return tuple(LAYER_KINDS[(i + 1) % int(interval or 1) == 0] for i in range(layers))
-    unknown = sorted(set(kinds) - set(LAYER_KINDS))
+    if not isinstance(kinds, Sequence):
+        raise ConfigError(f"layer_types must be a list; got {kinds!r}")
+    unknown = sorted({str(kind) for kind in kinds if kind not in LAYER_KINDS})
     if unknown or len(kinds) != layers:
         raise ConfigError(
             f"layer_types has {len(kinds)} kinds for num_hidden_layers = {layers}"
