@@ -161,7 +161,7 @@ def test_detached_parts_get_exactly_no_gradient_and_others_do(cpu_world, config_
 
 def test_the_default_detaches_everything():
     assert MtpConfig().model_dump() == {
-        "loss_coefficient": 0.1, "repeated": 1, "only": False,
+        "layers": None, "init": None, "loss_coefficient": 0.1, "repeated": 1, "only": False,
         "detach_embedding": True, "detach_trunk": True, "detach_head": True,
     }  # fmt: skip
 
