@@ -3,27 +3,21 @@
 import asyncio
 import contextlib
 import logging
-import secrets
-import tempfile
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from relax_rollout.engine import EngineError, EngineStateError, Health, WeightUpdateError
 from relax_rollout.engines.checks import check_requests
-from relax_rollout.engines.sglang import launch
-from relax_rollout.engines.sglang.acceptance import Acceptance
 from relax_rollout.engines.sglang.broadcaster import Broadcaster
 from relax_rollout.engines.sglang.config import SglangConfig
+from relax_rollout.engines.sglang.fleet import LOST, Fleet
 from relax_rollout.engines.sglang.flight import Flight, to_body, to_completion
-from relax_rollout.engines.sglang.http import Http, ServerRefusedError, ServerUnreachableError
-from relax_rollout.engines.sglang.process import Process, free_port
-from relax_rollout.engines.sglang.server import Server, ServerRestartedError, log_file
+from relax_rollout.engines.sglang.http import ServerRefusedError, ServerUnreachableError
+from relax_rollout.engines.sglang.server import Server
 from relax_rollout.engines.sglang.update import Bucket, Update, faults_of, served_weights, together
-from relax_rollout.engines.sglang.view import max_context, write_view
 from relax_rollout.requests import Completion, PauseMode, Request
 from relax_rollout.update_check import UpdateCheck
 from relax_rollout.weights.files import BucketFiles
@@ -33,10 +27,8 @@ log = logging.getLogger(__name__)
 BATCH = 32
 """Requests of one HTTP call at most."""
 
-LOST = (ServerUnreachableError, ServerRestartedError)
 
-
-class SglangEngine:
+class SglangEngine(Fleet):
     """Servers of SGLang, started here or elsewhere.
 
     Every server serves the same version, or the engine serves none: a server that cannot be brought to it is
@@ -48,80 +40,6 @@ class SglangEngine:
     Raises:
         ValueError: SGLang is to be started here and is not installed, or the checkpoint cannot be served.
     """
-
-    def __init__(self, config: SglangConfig) -> None:
-        self.config = config
-        self.acceptance = Acceptance(config.min_draft_rate if config.draft_tokens else None)
-        self._scratch = tempfile.TemporaryDirectory(prefix="relax-sglang-")
-        self._uid = secrets.token_hex(4)
-        self._count = 0
-        self._servers: list[Server] = []
-        self._prepare: asyncio.Task[None] | None = None
-        self._flights: dict[str, Flight] = {}
-        self._context = config.context or max_context(Path(config.model))
-        self._version = config.version
-        self._update: Update | None = None
-        self._kept: Update | None = None
-        self._unused = 0
-        self._paused = self._released = self._updating = self._closed = False
-        self._broken: str | None = None
-        self._last_error: str | None = None
-        self._change = asyncio.Condition()
-        self._control = asyncio.Lock()
-        self._recovering: dict[str, asyncio.Lock] = {}
-        self._broadcaster: Broadcaster | None = None
-        try:
-            self._start()
-        except BaseException:
-            for server in self._servers:
-                if server.process is not None:
-                    server.process.end()
-            self._scratch.cleanup()
-            raise
-
-    def _start(self) -> None:
-        config = self.config
-        timeout, retries = config.call_timeout_s, config.retries
-        for url in config.urls:
-            self._servers.append(
-                Server(f"server {url}", Http(url, timeout, retries), None, config.start_timeout_s)
-            )
-        if config.urls:
-            return
-        launch.require_sglang()
-        folder = Path(self._scratch.name) / "model"
-        folder.mkdir()
-        served = write_view(Path(config.model), folder)
-        logs = Path(config.log_folder or self._scratch.name)
-        logs.mkdir(parents=True, exist_ok=True)
-        for place in range(config.servers):
-            port = free_port()
-
-            def start(port: int = port, place: int = place) -> Process:
-                return Process(
-                    launch.command(config, served, port), launch.environment(config), log_file(logs, place)
-                )
-
-            http = Http(f"http://127.0.0.1:{port}", timeout, retries)
-            self._servers.append(Server(f"server {place}", http, start, config.start_timeout_s))
-
-    async def _ready(self) -> None:
-        if self._closed:
-            raise EngineStateError("the engine is closed; create another one")
-        if self._prepare is None:
-            self._prepare = asyncio.create_task(self._wait_all())
-        await asyncio.shield(self._prepare)
-
-    async def _wait_all(self) -> None:
-        await together([server.wait_ready() for server in self._servers])
-        for server in self._servers:
-            if server.description["version"] != self.config.version and self.config.urls:
-                log.warning(
-                    "%s serves version %d; it is taken for version %d until the first update",
-                    server.name,
-                    server.description["version"],
-                    self.config.version,
-                )
 
     async def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """See :meth:`relax_rollout.RolloutEngine.generate`."""
@@ -229,54 +147,6 @@ class SglangEngine:
         async with self._change:
             await self._change.wait_for(lambda: self._closed)
 
-    async def _watch(self, server: Server) -> None:
-        """Returns when the server is lost: its process ended, or its scheduler does not answer."""
-        while True:
-            for _ in range(20):
-                await asyncio.sleep(self.config.call_timeout_s / 80)
-                if server.process is not None and server.process.code is not None:
-                    raise ServerUnreachableError(
-                        f"{server.name} ended with code {server.process.code}; its log ends:\n"
-                        f"{server.process.tail()}"
-                    )
-            await server.control("status")
-
-    async def _recover(self, server: Server) -> None:
-        """Bring a server that was lost to the present version, paused as the others are.
-
-        Raises:
-            EngineError: that was not possible.
-        """
-        async with self._recovering.setdefault(server.name, asyncio.Lock()):
-            if self._closed:
-                raise EngineStateError("the engine was closed while the request was in flight")
-            with contextlib.suppress(EngineError):
-                if server.process is None or server.process.code is None:
-                    await server.control("status", timeout_s=min(10.0, self.config.call_timeout_s))
-                    return
-            if server.ours:
-                if server.restarts >= self.config.restarts:
-                    raise EngineError(f"{server.name} was lost {server.restarts + 1} times; given up")
-                await server.restart()
-            else:
-                await server.wait_ready()
-            if self._paused or self._updating:
-                await self._set_paused(server, "retract")
-            if self._kept is not None:
-                await self._catch_up(server, self._kept)
-            elif self._version != self.config.version:
-                server.behind = True
-                log.warning("%s has the checkpoint's weights and waits for the next update", server.name)
-
-    async def _catch_up(self, server: Server, update: Update) -> None:
-        await update.catch_up(server, self.config.retries)
-        await self._set_paused(server, "retract")
-        wrong = faults_of(update.expected, await update.commit_at(server))
-        if wrong:
-            raise EngineError(f"{server.name} serves other weights than it was given: {', '.join(wrong[:8])}")
-        if not (self._paused or self._updating):
-            await self._set_paused(server, None)
-
     async def begin_update(self, version: int) -> Mapping[str, str]:
         """See :meth:`relax_rollout.RolloutEngine.begin_update`."""
         await self._ready()
@@ -367,29 +237,6 @@ class SglangEngine:
         given = update.check.given_as
         return {given[name]: digest for name, digest in results[0]["digests"].items()}
 
-    async def _at_all(
-        self, call: Callable[[Server], Awaitable[Any]], *, lost: Update | None = None
-    ) -> list[Any]:
-        """Make a call at every server; one that is lost is recovered, caught up and asked again."""
-
-        async def at(server: Server) -> Any:
-            for _ in range(self.config.restarts + 1):
-                try:
-                    return await call(server)
-                except LOST as error:
-                    self._last_error = str(error)
-                    log.warning("%s; it is recovered", error)
-                    boot = server.boot
-                    await self._recover(server)
-                    update = lost or self._update
-                    if update is not None and server.boot != boot:
-                        await update.catch_up(server, self.config.retries)
-                        if self._updating:
-                            await self._set_paused(server, "retract")
-            raise EngineError(f"{server.name} was lost too often: {self._last_error}")
-
-        return await together([at(server) for server in self._servers])
-
     def _open_update(self) -> Update:
         if self._closed:
             raise EngineStateError("the engine is closed; create another one")
@@ -425,24 +272,6 @@ class SglangEngine:
         async with self._control:
             self._paused = False
             await self._resume_if_wanted()
-
-    async def _resume_if_wanted(self) -> None:
-        if not (self._paused or self._released or self._broken):
-            await self._at_all(lambda server: self._set_paused(server, None))
-        await self._notify()
-
-    async def _set_paused(self, server: Server, mode: str | None) -> None:
-        """Pause by a mode of SGLang, or go on; returns when the scheduler has done it."""
-        for _ in range(20):
-            if mode is None:
-                await server.http.control("/continue_generation", {})
-            else:
-                await server.http.control("/pause_generation", {"mode": mode})
-            status = await server.control("status")
-            if status["paused"] == (mode is not None) and not (mode == "retract" and status["running"]):
-                return
-            await asyncio.sleep(0.05)
-        raise EngineError(f"{server.name} cannot be {'paused' if mode else 'resumed'}")
 
     async def abort(self, request_ids: Sequence[str] | None = None) -> None:
         """See :meth:`relax_rollout.RolloutEngine.abort`."""
@@ -497,17 +326,6 @@ class SglangEngine:
                 self._released = False
                 await self._resume_if_wanted()
 
-    async def _set_released(self, server: Server, released: bool) -> None:
-        """Release or take back, once: these calls of SGLang must not be repeated blindly."""
-        path = "/release_memory_occupation" if released else "/resume_memory_occupation"
-        for _ in range(self.config.retries + 1):
-            if (await server.control("status"))["released"] == released:
-                return
-            with contextlib.suppress(ServerUnreachableError):
-                await server.http.once(path, {}, self.config.call_timeout_s)
-        if (await server.control("status"))["released"] != released:
-            raise ServerUnreachableError(f"{server.name} did not answer {path}")
-
     async def health(self) -> Health:
         """See :meth:`relax_rollout.RolloutEngine.health`."""
         running = waiting = 0
@@ -555,10 +373,6 @@ class SglangEngine:
             if update is not None:
                 update.close()
         self._scratch.cleanup()
-
-    async def _notify(self) -> None:
-        async with self._change:
-            self._change.notify_all()
 
 
 def _parts(flights: Sequence[Flight]) -> list[list[Flight]]:
