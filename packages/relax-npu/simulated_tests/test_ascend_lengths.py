@@ -8,6 +8,8 @@ from relax_kernels.testing import Target, assert_near, grads_of, references, tol
 LENGTHS = ((1,), (63,), (64,), (65,), (127, 1), (5, 0, 64, 1, 0, 127, 3), (200, 2))
 NAMES = ("o", "final", "dq", "dk", "dv", "dg", "dbeta", "dinitial")
 TARGET = Target("ascend", "npu")
+# A single token's strong decay has a gradient below what states in bfloat16 resolve: it is left out.
+DECAYS = [(lengths, -1.0) for lengths in LENGTHS] + [(lengths, -20.0) for lengths in LENGTHS[1:]]
 
 
 def doubles(*tensors: torch.Tensor) -> list[torch.Tensor]:
@@ -15,14 +17,14 @@ def doubles(*tensors: torch.Tensor) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("states", [False, True], ids=["no-states", "states"])
-@pytest.mark.parametrize("lengths", LENGTHS, ids=lambda lengths: ".".join(map(str, lengths)))
-def test_delta_rule(lengths: tuple[int, ...], states: bool) -> None:
+@pytest.mark.parametrize(("lengths", "decay"), DECAYS, ids=str)
+def test_delta_rule(lengths: tuple[int, ...], states: bool, decay: float) -> None:
     packed = CuSeqlens.from_lengths(lengths)
     T, H, U, K, V = packed.total, 1, 2, 128, 128
     half = torch.bfloat16
     q, k = (TARGET.normal(T, H, K, seed=seed, dtype=half) for seed in (1, 2))
     v = TARGET.normal(T, U, V, seed=3, dtype=half)
-    g = TARGET.uniform(T, U, low=-1.0, high=0.0, seed=4)
+    g = TARGET.uniform(T, U, low=decay, high=0.0, seed=4)
     beta = TARGET.uniform(T, U, low=0.0, high=1.0, seed=5)
     inputs = [q, k, v, g, beta]
     if states:

@@ -3,6 +3,7 @@
 import pytest
 from relax_kernels.testing import Case, NotServed, Target, parity_cases
 from relax_npu.operators import CAPABILITIES
+from relax_npu.operators.table import BY_TORCH
 
 ASCEND = Target("ascend", "npu")
 SERVED = {case.name: case for case in parity_cases() if case.op in {c.operator for c in CAPABILITIES}}
@@ -14,3 +15,11 @@ def test_ascend_equals_the_reference(case: Case) -> None:
         case.check(ASCEND)
     except NotServed as reason:
         pytest.skip(str(reason))
+
+
+LEFT = {case.name: case for case in parity_cases() if case.op in BY_TORCH}
+
+
+@pytest.mark.parametrize("case", LEFT.values(), ids=LEFT)
+def test_what_is_left_to_torch_runs_on_the_npu(case: Case) -> None:
+    case.check(Target("torch", "npu"))

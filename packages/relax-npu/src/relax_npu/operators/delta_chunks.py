@@ -82,7 +82,8 @@ def inverse(
     k = chunks.spread(k_UTK.float())
     decay = chunks.spread(decay_UT)
     below = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=k.device).tril_(-1)
-    difference = (decay[..., :, None] - decay[..., None, :]).masked_fill(~below, -torch.inf)
+    # The decay's sum never grows, but behind a sequence's end it is 0 again: exp would overflow there.
+    difference = (decay[..., :, None] - decay[..., None, :]).clamp(max=0.0).masked_fill(~below, -torch.inf)
     lower = (k @ k.mT) * difference.exp() * chunks.spread(beta_UT)[..., None]
     result = torch.eye(CHUNK, device=k.device).expand_as(lower).clone()
     size = 1

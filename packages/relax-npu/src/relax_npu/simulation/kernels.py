@@ -90,7 +90,9 @@ def _aliases(values: Any, instead: dict[int, torch.Tensor]) -> Any:
 def _as_tensor(argument: Any, value: Any) -> Any:
     """Undoes the dispatcher, which hands a number that stands for a tensor to Python as a number."""
     is_number = isinstance(value, int | float | complex) and str(argument.type) == "Tensor"
-    return torch.tensor(value) if is_number else value
+    if not is_number:
+        return value
+    return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
 
 
 def _host_device(value: Any) -> Any:
