@@ -16,6 +16,7 @@ import relax_npu
 TORCH = """
     import sys, types
     calls = []
+    ops = types.SimpleNamespace(npu=types.SimpleNamespace())
     cuda = sys.modules["torch.cuda"] = types.ModuleType("torch.cuda")
     cuda.random = types.ModuleType("torch.cuda.random")
     cuda._lazy_call = lambda call: None

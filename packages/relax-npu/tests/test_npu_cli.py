@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from relax_npu.operators.table import needed_operators
 
 CLI = ("-m", "relax_npu.cli")
 
@@ -53,3 +54,38 @@ def test_the_timeout_reaches_the_probe(bench) -> None:
     bench.torch_npu(source="import time; time.sleep(600)")
     done = bench.run(*CLI, "doctor", "--timeout", "1")
     assert "`import torch_npu` hangs: no answer within 1 s" in done.stdout
+
+
+FLA_NPU = """
+    import torch
+    for name in {names}: setattr(torch.ops.npu, name, None)
+"""
+
+
+def operators_of(bench) -> dict:
+    report = json.loads(bench.run(*CLI, "doctor", "--json").stdout)
+    return {finding["check"]: finding for finding in report["findings"]}["operators"]
+
+
+def test_the_doctor_says_which_operators_run_as_plain_torch(bench) -> None:
+    bench.torch()
+    bench.torch_npu()
+    found = operators_of(bench)
+    assert found["status"] == "warning"
+    assert "gated_delta_rule" in found["message"]
+    assert "39bbde7c55f2" in found["fix"]
+
+
+def test_the_doctor_finds_operators_that_fla_npu_registers(bench) -> None:
+    bench.torch()
+    bench.torch_npu()
+    bench.module("fla_npu", FLA_NPU.format(names=list(needed_operators())))
+    assert operators_of(bench)["status"] == "ok"
+
+
+def test_the_doctor_says_why_fla_npu_does_not_load(bench) -> None:
+    bench.torch()
+    bench.torch_npu()
+    bench.module("fla_npu", "raise RuntimeError('CANN environment is not initialized')")
+    found = operators_of(bench)
+    assert "fla_npu does not load: RuntimeError: CANN environment is not initialized" in found["message"]

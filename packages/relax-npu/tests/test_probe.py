@@ -127,6 +127,8 @@ def test_a_working_stack(bench) -> None:
         "count": 2,
         "name": "Ascend910_9391",
         "total_memory": 64 * 2**30,
+        "fla_npu": "absent",
+        "missing": [],
     }
 
 

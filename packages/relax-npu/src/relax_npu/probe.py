@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,8 @@ class Probe:
         count: visible NPUs.
         name: of NPU 0.
         total_memory: of NPU 0, in bytes.
+        fla_npu: "loaded", "absent", or why it does not load; "" when it was not reached.
+        missing: names of `operators` that no installed package registers.
     """
 
     state: ProbeState
@@ -57,10 +59,16 @@ class Probe:
     count: int = 0
     name: str = ""
     total_memory: int = 0
+    fla_npu: str = ""
+    missing: tuple[str, ...] = ()
 
 
 def probe(
-    *, timeout_s: float = 120.0, environment: Mapping[str, str] | None = None, python: str = sys.executable
+    *,
+    timeout_s: float = 120.0,
+    environment: Mapping[str, str] | None = None,
+    python: str = sys.executable,
+    operators: Sequence[str] = (),
 ) -> Probe:
     """Imports torch and torch_npu and takes NPU 0 in a child process.
 
@@ -68,11 +76,12 @@ def probe(
         timeout_s: seconds until the child counts as hung and is ended.
         environment: of the child; this process's when None.
         python: the interpreter to run it with.
+        operators: names under `torch.ops.npu` to look for.
     """
     # Autoloading would make torch_npu's failure look like torch's.
     variables = {**(os.environ if environment is None else environment), AUTOLOAD: "0"}
     # -P: the child's folder, with names such as device.py, is not put on its import path.
-    command = [python, "-P", str(_CHILD)]
+    command = [python, "-P", str(_CHILD), *operators]
     try:
         done = subprocess.run(
             command,
@@ -112,4 +121,5 @@ def _last_report(output: str) -> dict[str, Any]:
 
 
 def _result(told: Mapping[str, Any]) -> Probe:
-    return Probe(**{**told, "state": ProbeState(told["state"])})
+    missing = tuple(told.get("missing", ()))
+    return Probe(**{**told, "state": ProbeState(told["state"]), "missing": missing})

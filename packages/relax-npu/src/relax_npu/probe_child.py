@@ -4,6 +4,7 @@ Standard library only, and no import of relax_npu: the parent runs this file by 
 """
 
 import json
+import sys
 from importlib import import_module, metadata
 from typing import Any
 
@@ -24,6 +25,17 @@ def cann_version() -> str:
         return str(import_module("torch_npu.utils").get_cann_version(module="CANN"))
     except (ImportError, AttributeError):
         return ""
+
+
+def load_fla_npu() -> str:
+    """Says `loaded`, `absent`, or why it does not load; it must be loaded before the device is used."""
+    try:
+        import_module("fla_npu")
+    except ModuleNotFoundError as error:
+        return "absent" if error.name == "fla_npu" else describe(error)
+    except Exception as error:
+        return describe(error)
+    return "loaded"
 
 
 def main() -> None:
@@ -49,7 +61,9 @@ def main() -> None:
         absent = isinstance(error, ModuleNotFoundError) and error.name == "torch_npu"
         tell(state="absent" if absent else "broken", error=describe(error))
         return
-    tell(stage="count devices", cann=cann_version())
+    tell(stage="import fla_npu", fla_npu=load_fla_npu())
+    missing = [name for name in sys.argv[1:] if not hasattr(torch.ops.npu, name)] if sys.argv[1:] else []
+    tell(stage="count devices", cann=cann_version(), missing=missing)
     try:
         count = int(torch.npu.device_count())
         if not count:

@@ -2,6 +2,7 @@
 
 from relax_npu.doctor.finding import Finding, Status
 from relax_npu.doctor.machine import Machine
+from relax_npu.operators.table import CAPABILITIES
 from relax_npu.pins import Pins
 from relax_npu.probe import AUTOLOAD, Probe, ProbeState
 
@@ -15,7 +16,7 @@ _ONLY_A_DEVICE_TELLS = (
 def torch_npu(machine: Machine, pins: Pins) -> list[Finding]:
     """Tries torch_npu out in a child process and compares the versions."""
     probe = machine.probe()
-    findings = [_attempt(probe, pins), *_versions(probe, pins)]
+    findings = [_attempt(probe, pins), *_versions(probe, pins), *_operators(probe, pins)]
     if probe.state is ProbeState.BROKEN and machine.environment.get(AUTOLOAD) != "0":
         message = (
             "while torch_npu cannot be imported, every `import torch` fails too: torch loads it as a backend"
@@ -24,6 +25,21 @@ def torch_npu(machine: Machine, pins: Pins) -> list[Finding]:
     if probe.state is not ProbeState.READY:
         findings.append(Finding("needs-a-device", Status.UNKNOWN, f"not looked at: {_ONLY_A_DEVICE_TELLS}"))
     return findings
+
+
+def _operators(probe: Probe, pins: Pins) -> list[Finding]:
+    """Which operators of relax-kernels the torch reference has to serve, and why."""
+    if not probe.fla_npu:
+        return []
+    left = [c.operator for c in CAPABILITIES if set(c.needs) & set(probe.missing)]
+    source = pins.sources["fla-npu"]
+    fix = f"install fla_npu {source.release} at commit {source.commit[:12]}, as docker/Dockerfile.npu does"
+    if left:
+        message = f"{', '.join(left)} run as plain torch: missing {', '.join(probe.missing)}"
+        if probe.fla_npu not in ("loaded", "absent"):
+            message += f" (fla_npu does not load: {probe.fla_npu})"
+        return [Finding("operators", Status.WARNING, message, fix)]
+    return [Finding("operators", Status.OK, f"all {len(CAPABILITIES)} operators of ascend are there")]
 
 
 def _attempt(probe: Probe, pins: Pins) -> Finding:

@@ -164,3 +164,8 @@ BY_TORCH: dict[str, str] = {
 """Operators that the torch reference serves on the NPU, and why."""
 
 BY_NAME = {capability.operator: capability for capability in CAPABILITIES}
+
+
+def needed_operators() -> tuple[str, ...]:
+    """Every NPU operator that some capability needs, sorted."""
+    return tuple(sorted({name for capability in CAPABILITIES for name in capability.needs}))
