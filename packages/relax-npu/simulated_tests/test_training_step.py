@@ -25,13 +25,11 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict]:
         WRITE(folder / f"checkpoint-{experts}", experts)
 
     def run(
-        device: str, precision: str = "fp32", *, tensor: int = 1, experts: int = 0, ranks: int = 1
+        device: str, precision: str = "fp32", *, axis: str = "data", experts: int = 0, ranks: int = 1
     ) -> dict:
-        name = f"{device}-{precision}-{tensor}-{experts}-{ranks}"
+        name = f"{device}-{precision}-{axis}-{experts}-{ranks}"
         if not (folder / f"{name}-0.pt").exists():
-            started = [
-                _start(rank, ranks, device, precision, tensor, experts, folder) for rank in range(ranks)
-            ]
+            started = [_start(rank, ranks, device, precision, axis, experts, folder) for rank in range(ranks)]
             try:
                 for process in started:
                     _, errors = process.communicate(timeout=400)
@@ -115,6 +113,7 @@ def test_waiting_for_the_device_does_not_grow_with_the_micro_batches(train) -> N
     assert max(train("npu", "bf16")["waits"]) <= 5
 
 
-@pytest.mark.parametrize("tensor", [1, 2], ids=["data-parallel", "tensor-parallel"])
-def test_two_ranks_over_hccl_equal_one(train, tensor: int) -> None:
-    assert_equal(train("npu", ranks=2, tensor=tensor), train("cpu"), relative=1e-4, absolute=1e-6)
+@pytest.mark.parametrize("axis", ["data", "tensor", "context"])
+def test_two_ranks_over_hccl_equal_one(train, axis: str) -> None:
+    shared, alone = train("npu", ranks=2, axis=axis), train("cpu")
+    assert_equal(shared, alone, relative=1e-4, absolute=1e-6)

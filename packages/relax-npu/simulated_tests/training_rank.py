@@ -1,10 +1,12 @@
 """One rank: loads a small checkpoint through the bridge, takes two optimizer steps, writes what it got.
 
-Usage: python training_rank.py <device> <precision> <tensor ranks> <experts> <folder>; under more ranks with
+Usage: python training_rank.py <device> <precision> <axis> <experts> <folder>, the axis being that over which
+the ranks share the model (`tensor`, `context`, `expert`, or `data` for none); under more ranks with
 the launcher's variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -64,7 +66,7 @@ def write_checkpoint(folder: Path, experts: int) -> None:
     (folder / "config.json").write_text(json.dumps(config(experts)))
 
 
-def main(device: str, precision: str, tensor: int, experts: int, folder: Path) -> None:
+def main(device: str, precision: str, axis: str, experts: int, folder: Path) -> None:
     """Trains and saves."""
     if device == "npu":
         from relax_npu.simulation import install
@@ -72,7 +74,11 @@ def main(device: str, precision: str, tensor: int, experts: int, folder: Path) -
         install(visible=2)
     from relax_core.device import ParallelConfig, initialise, shutdown
 
-    parallel = ParallelConfig(tensor=tensor, sequence=tensor > 1)
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    shared = {} if axis == "data" else {axis: ranks}
+    if axis == "expert":
+        shared["expert_tensor"] = 1
+    parallel = ParallelConfig(**shared, sequence=axis == "tensor")
     world = initialise(device, parallel, seed=7)
     from relax_bridge import (
         Checkpoint,
@@ -98,7 +104,7 @@ def main(device: str, precision: str, tensor: int, experts: int, folder: Path) -
         Qwen35Config.from_hf(sizes), parallel, mtp=MtpConfig(), dtype=dtype, device=world.torch_device
     )
     own = dict(named_weights(model))
-    layout = Layout(tensor=tensor, ranks=world.size)
+    layout = Layout(parallel.tensor, expert=parallel.expert, expert_tensor=1, ranks=ranks)
     for shard, value in import_shards(names, checkpoint, layout=layout, rank=world.rank):
         own[shard.name].copy_(value)
     trainer = Trainer(
@@ -132,7 +138,7 @@ def main(device: str, precision: str, tensor: int, experts: int, folder: Path) -
     )
     for bucket in buckets:
         result["weights"] |= {name: value.cpu() for name, value in bucket.items()}
-    torch.save(result, folder / f"{device}-{precision}-{tensor}-{experts}-{world.size}-{world.rank}.pt")
+    torch.save(result, folder / f"{device}-{precision}-{axis}-{experts}-{ranks}-{world.rank}.pt")
     shutdown()
 
 
@@ -149,4 +155,4 @@ def _executed(device: str) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), Path(sys.argv[5]))
+    main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), Path(sys.argv[5]))
