@@ -116,9 +116,9 @@ def test_rules_across_sections_hold_for_configs_made_in_python():
             "1",
         ),
         (
-            ("--cluster.mode", "ray", "--cluster.placement", "async"),
-            "cluster.placement",
-            "colocate",
+            ("--cluster.mode", "ray", "--cluster.placement", "async", "--algorithm.correction", "none"),
+            "algorithm.correction",
+            "truncated or icepop",
         ),
         (
             ("--model.reference_path", "elsewhere"),

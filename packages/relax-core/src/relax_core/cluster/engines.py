@@ -25,8 +25,14 @@ class _Member:
     number: int
     actor: Any
     live: bool = True
+    resting: bool = False
     restarts: int = 0
     requests: int = 0
+
+    @property
+    def awake(self) -> bool:
+        """It can take requests."""
+        return self.live and not self.resting
 
 
 @dataclass
@@ -67,6 +73,7 @@ class EngineGroup:
         self._updated: list[_Member] = []
         self._reviving: set[asyncio.Task[None]] = set()
         self._failure: ClusterError | None = None
+        self._closed = False
 
     async def open(self) -> list[int]:
         """Waits until every engine is ready; their process ids."""
@@ -86,7 +93,7 @@ class EngineGroup:
 
     def _parts(self, requests: Sequence[Request]) -> list[list[Request]]:
         """As many parts as there are live engines, equal in requests as far as whole prompts allow."""
-        count = max(1, sum(member.live for member in self._members))
+        count = max(1, sum(member.awake for member in self._members))
         prompts: dict[tuple[int, ...], list[Request]] = {}
         for request in requests:
             prompts.setdefault(request.prompt_ids, []).append(request)
@@ -111,14 +118,20 @@ class EngineGroup:
         """The live engine with the fewest requests; waits for one to be revived."""
         async with self._changed:
             await self._changed.wait_for(
-                lambda: self._failure is not None or any(member.live for member in self._members)
+                lambda: (
+                    self._failure is not None
+                    or any(member.live and not member.resting for member in self._members)
+                )
             )
         if self._failure is not None:
             raise self._failure
-        return min((m for m in self._members if m.live), key=lambda m: (m.requests, m.number))
+        awake = (member for member in self._members if member.awake)
+        return min(awake, key=lambda member: (member.requests, member.number))
 
     def _bury(self, member: _Member, error: RayActorError) -> None:
         """Takes a dead engine out, once, and sees to another in its place."""
+        if self._closed:
+            raise error
         if not member.live:
             return
         member.live = False
@@ -249,6 +262,27 @@ class EngineGroup:
         self._reclaimed.set()
         self._gate.open()
 
+    async def rest(self, count: int) -> None:
+        """Gives up the memory of the first `count` engines; their requests wait, later ones go elsewhere."""
+        shared = self._members[:count]
+        for member in shared:
+            member.resting = True
+        await asyncio.gather(*self._reviving)
+        self._reclaimed.clear()
+        await self._each("pause", "recompute", among=shared)
+        await self._each("release_memory", among=shared)
+
+    async def wake(self) -> None:
+        """Ends `rest`: what waited goes on, its context computed anew."""
+        shared = [member for member in self._members if member.resting]
+        await self._each("reclaim_memory", among=shared)
+        await self._each("resume", among=shared)
+        self._reclaimed.set()
+        for member in shared:
+            member.resting = False
+        async with self._changed:
+            self._changed.notify_all()
+
     async def health(self) -> Health:
         """That of the first live engine."""
         await self._free_member()
@@ -258,6 +292,7 @@ class EngineGroup:
 
     async def close(self) -> None:
         """Ends the engines."""
+        self._closed = True
         for task in self._reviving:
             task.cancel()
         import ray
@@ -269,7 +304,7 @@ class EngineGroup:
         self, method: str, *arguments: Any, among: Sequence[_Member] | None = None
     ) -> list[tuple[_Member, Any]]:
         """The answers of all live engines, without those that died of the call."""
-        members = [member for member in (among or self._members) if member.live]
+        members = [member for member in (self._members if among is None else among) if member.live]
 
         async def one(member: _Member) -> tuple[_Member, Any] | None:
             try:

@@ -11,6 +11,7 @@ from typing import Any
 import ray
 from relax_bridge import ModelMap
 
+from relax_core.cluster.config import ClusterConfig
 from relax_core.cluster.engine_host import EngineHost
 from relax_core.cluster.engines import EngineGroup
 from relax_core.cluster.event_thread import EventThread
@@ -64,22 +65,24 @@ def _open_rollout(config: RelaxConfig, engines: EngineGroup) -> Iterator[Rollout
     with EventThread() as runner, open_rewards(config) as rewards:
         runner.run(engines.open())
         try:
-            turns = partial(_taking_turns, engines, runner)
-            yield Rollout(
-                engines,
-                rewards,
-                runner,
-                **({"training": turns} if config.cluster.placement == "colocate" else {}),
-            )
+            yield Rollout(engines, rewards, runner, partial(_training, config.cluster, engines, runner))
         finally:
             runner.run(engines.close())
 
 
 @contextmanager
-def _taking_turns(engines: EngineGroup, runner: EventThread) -> Iterator[None]:
-    runner.run(engines.release_memory())
-    yield
-    runner.run(engines.reclaim_memory())
+def _training(cluster: ClusterConfig, engines: EngineGroup, runner: EventThread) -> Iterator[None]:
+    """Engines on the trainer's devices give up their memory meanwhile."""
+    if cluster.placement == "colocate":
+        runner.run(engines.release_memory())
+        yield
+        runner.run(engines.reclaim_memory())
+    elif cluster.placement == "hybrid":
+        runner.run(engines.rest(cluster.trainer_ranks))
+        yield
+        runner.run(engines.wake())
+    else:
+        yield
 
 
 def _start_engine(

@@ -130,13 +130,13 @@ def _only_sampling_can_run_ahead(cluster: ClusterConfig, algorithm: AlgorithmCon
             )
 
 
-def _placement_is_built(cluster: ClusterConfig) -> Iterator[Problem]:
-    if cluster.placement != "colocate":
+def _stale_samples_are_corrected(cluster: ClusterConfig, algorithm: AlgorithmConfig) -> Iterator[Problem]:
+    if cluster.placement != "colocate" and algorithm.correction == "none":
         yield Problem(
-            ("cluster", "placement"),
-            "sampling while the trainer trains is not built yet",
-            given=cluster.placement,
-            allowed="colocate",
+            ("algorithm", "correction"),
+            f"with placement {cluster.placement} completions are of older weights; nothing corrects for it",
+            given="none",
+            allowed="truncated or icepop",
         )
 
 
@@ -158,6 +158,6 @@ CHECKS: tuple[Check, ...] = (
     Check(("eval", "data"), _evaluation_has_rows),
     Check(("cluster", "parallel"), _ranks_hold_whole_models),
     Check(("cluster", "algorithm"), _only_sampling_can_run_ahead),
-    Check(("cluster",), _placement_is_built),
+    Check(("cluster", "algorithm"), _stale_samples_are_corrected),
     Check(("algorithm", "model"), _reference_is_read),
 )

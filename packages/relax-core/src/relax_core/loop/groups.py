@@ -3,8 +3,8 @@
 Axes: N completions of a batch, L tokens of one sequence.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from statistics import fmean, pstdev
 from typing import Any
 
@@ -36,6 +36,23 @@ class Group:
     def scores(self) -> list[float]:
         """The rewards, in the order of the members."""
         return [member.result.score for member in self.members]
+
+
+def group_state(group: Group) -> list[dict[str, Any]]:
+    """The members as plain values; the prompt is drawn again."""
+    return [asdict(member) for member in group.members]
+
+
+def restore_group(prompt: Prompt, members: Sequence[Mapping[str, Any]]) -> Group:
+    """The group of `prompt` from what `group_state` gave."""
+    return Group(prompt, tuple(_restore(member) for member in members))
+
+
+def _restore(member: Mapping[str, Any]) -> Scored:
+    completion = dict(member["completion"])
+    if completion["drafts"] is not None:
+        completion["drafts"] = DraftCounts(**completion["drafts"])
+    return Scored(Completion(**completion), member["text"], RewardResult(**member["result"]))
 
 
 def group_samples(groups: Sequence[Group]) -> list[Sample]:

@@ -4,7 +4,7 @@ Axes: N completions of a batch, L tokens of one sequence.
 """
 
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -23,9 +23,10 @@ from relax_core.loop.metrics import training_metrics
 from relax_core.loop.objectives import PolicyObjective
 from relax_core.loop.policy import Policy
 from relax_core.loop.rollout import Rollout
-from relax_core.loop.sampler import Sampler
+from relax_core.loop.sampler import Phases, Sampler, Stepwise
 from relax_core.loop.session import Session
 from relax_core.loop.stop_tokens import stop_token_ids
+from relax_core.loop.streaming import Streaming, staleness_metrics
 from relax_core.model.config import text_part
 from relax_core.run import Recorder
 from relax_core.trainer.sample import Sample
@@ -51,6 +52,13 @@ class Task:
     stop_token_ids: tuple[int, ...]
 
 
+class _Unmeasured:
+    """Sampling beside the trainer is no phase of a step."""
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
 class RlLoop:
     """One step: a batch of groups, its optimizer steps, and the new weights in the engine."""
 
@@ -67,15 +75,36 @@ class RlLoop:
         self._recorder = recorder
         self._rollout = rollout
         self._data = task.data
-        self._stream = task.data.stream()
-        self._sampler = Sampler(
-            rollout.engine,
-            rollout.scorer,
-            session.tokenizer,
-            recorder,
+        self._sampler = self._make_sampler(task, recorder)
+        self._batches = self._make_batches(task)
+
+    def _make_sampler(self, task: Task, phases: Phases) -> Sampler:
+        return Sampler(
+            self._rollout.engine,
+            self._rollout.scorer,
+            self._session.tokenizer,
+            phases,
             stop_token_ids=task.stop_token_ids,
-            seed=config.run.seed,
+            seed=self._config.run.seed,
         )
+
+    def _make_batches(self, task: Task) -> Stepwise | Streaming:
+        config, stream = self._config, task.data.stream()
+        if not self._ahead:
+            return Stepwise(self._sampler, stream, config.rollout)
+        return Streaming(
+            self._make_sampler(task, _Unmeasured()),
+            stream,
+            self._recorder,
+            config.rollout,
+            max_staleness=config.cluster.max_staleness,
+            steps=config.run.steps,
+        )
+
+    @property
+    def _ahead(self) -> bool:
+        """Whether sampling goes on while the trainer trains."""
+        return self._config.cluster.placement != "colocate"
 
     def _run(self, call: Coroutine[Any, Any, T]) -> T:
         try:
@@ -88,7 +117,7 @@ class RlLoop:
 
     def step(self, step: int) -> StepResult:
         """Samples, trains and updates the engine; `step` counts from 1."""
-        batch = self._run(self._sampler.batch(step, self._stream, self._config.rollout))
+        batch = self._run(self._batches.take(step))
         with self._rollout.training():
             samples, advantages_N = self._samples(batch.groups)
             with self._recorder.phase("train"):
@@ -96,8 +125,10 @@ class RlLoop:
         metrics = rollout_metrics(batch.groups) | training_metrics(trained)
         self._refuse_gap(step, metrics)
         with self._recorder.phase("update"):
-            self._run(self._session.policy.update(self._rollout.engine, step))
-        counts = {"groups_dropped": batch.dropped, "rollout_tokens": batch.tokens}
+            self._serve(step)
+        counts: dict[str, float] = {"groups_dropped": batch.dropped, "rollout_tokens": batch.tokens}
+        if self._ahead:
+            counts |= staleness_metrics(batch.groups, step)
         return StepResult(metrics | counts, sample_records(batch.groups, advantages_N))
 
     def evaluate(self, step: int) -> dict[str, float]:
@@ -125,13 +156,18 @@ class RlLoop:
 
     def state(self) -> dict[str, Any]:
         """What `begin` needs beside the trainer's checkpoint."""
-        return {"prompts": self._stream.state_dict()}
+        return self._batches.state()
 
     def begin(self, step: int, state: Mapping[str, Any] | None) -> None:
         """Goes on after `step`; from here on the engine serves the trainer's weights, which is checked."""
         if state is not None:
-            self._stream.load_state_dict(state["prompts"])
-        self._run(self._session.policy.update(self._rollout.engine, step))
+            self._batches.load(state)
+        self._serve(step)
+
+    def _serve(self, version: int) -> None:
+        """The engines get the present weights, and prompts to sample from them."""
+        self._run(self._session.policy.update(self._rollout.engine, version))
+        self._run(self._batches.advance(version))
 
     def _samples(self, groups: Sequence[Group]) -> tuple[list[Sample], list[float]]:
         """Samples with advantages, and with the log-probs that the algorithm needs beside the rollout's."""

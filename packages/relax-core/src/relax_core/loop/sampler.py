@@ -2,9 +2,10 @@
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from relax_rollout import Request, RolloutEngine, SamplingParams, derive_seed
 from relax_rollout.filters import nonzero_spread
@@ -14,7 +15,6 @@ from relax_core.data import ExampleStream, Prompt
 from relax_core.loop.config import RolloutConfig
 from relax_core.loop.groups import Group, Scored
 from relax_core.loop.rollout import Scorer
-from relax_core.run import Recorder
 
 _log = logging.getLogger(__name__)
 
@@ -34,6 +34,14 @@ class Batch:
     tokens: int
 
 
+class Phases(Protocol):
+    """What is told how long sampling and scoring take."""
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Entered for the time of a phase."""
+        ...
+
+
 class Sampler:
     """Samples and scores completions.
 
@@ -46,7 +54,7 @@ class Sampler:
         engine: RolloutEngine,
         scorer: Scorer,
         tokenizer: Any,
-        recorder: Recorder,
+        recorder: Phases,
         *,
         stop_token_ids: Sequence[int],
         seed: int,
@@ -137,3 +145,33 @@ class Sampler:
             Group(prompt, tuple(scored[i * samples_per_prompt : (i + 1) * samples_per_prompt]))
             for i, prompt in enumerate(prompts)
         ]
+
+
+class Stepwise:
+    """Samples the groups of a step when the step asks for them.
+
+    Args:
+        sampler: samples and scores.
+        stream: gives prompts.
+        config: of sampling.
+    """
+
+    def __init__(self, sampler: Sampler, stream: ExampleStream[Prompt], config: RolloutConfig) -> None:
+        self._sampler = sampler
+        self._stream = stream
+        self._config = config
+
+    async def take(self, step: int) -> Batch:
+        """See `Sampler.batch`."""
+        return await self._sampler.batch(step, self._stream, self._config)
+
+    async def advance(self, version: int) -> None:
+        """Nothing is sampled ahead."""
+
+    def state(self) -> dict[str, Any]:
+        """Plain values for `load`."""
+        return {"prompts": self._stream.state_dict()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Goes on where the saved stream stood."""
+        self._stream.load_state_dict(state["prompts"])

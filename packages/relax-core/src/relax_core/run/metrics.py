@@ -91,6 +91,9 @@ METRICS: tuple[Metric, ...] = (
     Metric("importance_weight", "importance", "ratios", "Mean importance weight of trainer over rollout."),
     Metric("groups_dropped", "dropped groups", "filter", "Groups dropped for want of spread.", "groups"),
     Metric("reward_failures", "failed rewards", "filter", "Completions whose scoring failed.", "completions"),
+    Metric("staleness_mean", "mean", "staleness", "Mean age of the sampled tokens' weights.", "versions"),
+    Metric("staleness_max", "max", "staleness", "Age of the oldest token's weights.", "versions"),
+    Metric("mixed_fraction", "of several versions", "fractions", "Completions drawn by several versions."),
     Metric("train_tokens", "trained", "tokens", "Tokens of the forward and backward passes.", "tokens"),
     Metric("rollout_tokens", "sampled", "tokens", "Tokens sampled for training.", "tokens"),
 )
