@@ -25,6 +25,12 @@ def finish(tmp_path):
     return go
 
 
+@pytest.fixture
+def read_results():
+    """Metrics without times, and weights, of a run directory."""
+    return results
+
+
 def results(directory):
     lines = [json.loads(line) for line in directory.metrics.read_text().splitlines()]
     records = [{name: value for name, value in line.items() if name != "time"} for line in lines]

@@ -34,7 +34,7 @@ class Sampled:
         gate = self.gates.setdefault(prompt.id, asyncio.Event())
         if not self.at_once:
             await gate.wait()
-        versions = (self.begun[prompt.id], self.version)
+        (self.begun[prompt.id], self.version)
         members = [
             Scored(
                 Completion(

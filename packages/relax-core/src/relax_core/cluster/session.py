@@ -18,6 +18,7 @@ from relax_core.cluster.event_thread import EventThread
 from relax_core.cluster.plan import plan_placement
 from relax_core.cluster.policy import RayPolicy
 from relax_core.cluster.ray_process import open_ray
+from relax_core.cluster.reward_tasks import TaskPool
 from relax_core.cluster.seats import Seats, open_seats
 from relax_core.config.root import RelaxConfig
 from relax_core.data import load_tokenizer
@@ -62,7 +63,7 @@ def open_cluster_session(config: RelaxConfig) -> Iterator[Session[RayPolicy]]:
 
 @contextmanager
 def _open_rollout(config: RelaxConfig, engines: EngineGroup) -> Iterator[Rollout]:
-    with EventThread() as runner, open_rewards(config) as rewards:
+    with EventThread() as runner, open_rewards(config, TaskPool) as rewards:
         runner.run(engines.open())
         try:
             yield Rollout(engines, rewards, runner, partial(_training, config.cluster, engines, runner))

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from relax_rollout import RolloutEngine, create_engine
-from relax_rollout.rewards import RewardInput, RewardResult, RewardRunner, load_reward
+from relax_rollout.rewards import Reward, RewardInput, RewardResult, RewardRunner, load_reward
+from relax_rollout.rewards.runner import Pool, RewardLimits
 
 from relax_core.config.root import RelaxConfig
 
@@ -86,11 +87,19 @@ def engine_options(config: RelaxConfig, model: Path, device: str) -> dict[str, A
     return options
 
 
-def open_rewards(config: RelaxConfig) -> RewardRunner:
-    """The run's reward; close it when done."""
+def open_rewards(
+    config: RelaxConfig, start_pool: Callable[[Reward, RewardLimits], Pool] | None = None
+) -> RewardRunner:
+    """The run's reward; close it when done.
+
+    Args:
+        config: the run's.
+        start_pool: see `RewardRunner`.
+    """
     return RewardRunner(
         load_reward(config.reward.function),
         config.reward.timeout_s,
         config.reward.concurrency,
         fallback_score=config.reward.failed_score,
+        start_pool=start_pool,
     )

@@ -5,13 +5,14 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from relax_rollout.rewards.pool import WorkerPool
+from relax_rollout.rewards.process import Answer
 from relax_rollout.rewards.results import Reward, RewardInput, RewardResult
 
 log = logging.getLogger(__name__)
@@ -47,6 +48,23 @@ class RewardLimits:
             raise ValueError(f"fallback_score is {self.fallback_score}; it must be finite")
 
 
+class Pool(Protocol):
+    """Where the completions are judged that need more than ``quick``."""
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids of the workers alive, where they are known."""
+        ...
+
+    def submit(self, item: RewardInput, answer: Answer) -> None:
+        """Queue an item; ``answer`` is called once, with a message as a worker process writes it."""
+        ...
+
+    def close(self) -> None:
+        """End what is in progress."""
+        ...
+
+
 class RewardRunner:
     """Runs one reward; close it when done, or use it as a context manager.
 
@@ -59,17 +77,25 @@ class RewardRunner:
         timeout_s: see :class:`RewardLimits`.
         concurrency: see :class:`RewardLimits`.
         fallback_score: see :class:`RewardLimits`.
+        start_pool: makes the pool once it is needed; worker processes of this machine if None.
 
     Raises:
         ValueError: see :class:`RewardLimits`.
     """
 
     def __init__(
-        self, reward: Reward, timeout_s: float = 10.0, concurrency: int = 4, *, fallback_score: float = 0.0
+        self,
+        reward: Reward,
+        timeout_s: float = 10.0,
+        concurrency: int = 4,
+        *,
+        fallback_score: float = 0.0,
+        start_pool: Callable[[Reward, RewardLimits], Pool] | None = None,
     ) -> None:
         self.reward = reward
         self.limits = RewardLimits(timeout_s, concurrency, fallback_score)
-        self._pool: WorkerPool | None = None
+        self._start_pool = start_pool or _worker_processes
+        self._pool: Pool | None = None
 
     async def score(self, items: Sequence[RewardInput]) -> list[RewardResult]:
         """Judge the items; the event loop goes on meanwhile."""
@@ -111,9 +137,7 @@ class RewardRunner:
         if result is not None:
             return result
         if self._pool is None:
-            self._pool = WorkerPool(
-                self.reward, timeout_s=self.limits.timeout_s, concurrency=self.limits.concurrency
-            )
+            self._pool = self._start_pool(self.reward, self.limits)
         future: Future[RewardResult] = Future()
         # Whoever waits may give up; the worker's answer still finds a future that takes it.
         future.set_running_or_notify_cancel()
@@ -149,3 +173,7 @@ class RewardRunner:
                 self.reward.name, total, len(results), self.limits.fallback_score, count, reason,
             )  # fmt: skip
         return results
+
+
+def _worker_processes(reward: Reward, limits: RewardLimits) -> Pool:
+    return WorkerPool(reward, timeout_s=limits.timeout_s, concurrency=limits.concurrency)

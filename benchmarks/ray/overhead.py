@@ -1,0 +1,69 @@
+"""What Ray adds to the quickstart on one machine: seconds until the first step, and time per step.
+
+Runs the quickstart in one process and with `cluster.mode ray`, in turn, and prints one JSON line per case and
+one with the ratios. Parity first: both must end with the same weights, bit for bit.
+
+    python benchmarks/ray/overhead.py --steps 10 --rounds 2
+"""
+
+import argparse
+import hashlib
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+WORK = ("rollout", "reward", "logprob", "train", "update")
+
+
+def run(mode, steps, folder, flags):
+    """Seconds before the first step, seconds of each step but the first, digest of the weights."""
+    command = [
+        sys.executable, "-m", "relax_core.cli.train", "--run.dir", str(folder), "--run.name", mode,
+        "--run.steps", str(steps), "--run.progress", "none", "--eval.every", "0", "--eval.before", "false",
+        "--eval.after", "false", "--checkpoint.every", "0", "--cluster.mode", mode, *flags,
+    ]  # fmt: skip
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    lines = [json.loads(line)["time"] for line in (folder / mode / "metrics.jsonl").read_text().splitlines()]
+    start = lines[0]["elapsed"] - lines[0]["total"]
+    # The first step of a process compiles, allocates and starts what it needs.
+    seconds = [sum(line["phases"].get(name, 0) for name in WORK) for line in lines[1:]]
+    weights = b"".join(file.read_bytes() for file in sorted((folder / mode / "hf").glob("*.safetensors")))
+    return start, seconds, hashlib.sha256(weights).hexdigest()
+
+
+def main():
+    """Runs and prints."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=2)
+    options, flags = parser.parse_known_args()
+    starts = {"inline": [], "ray": []}
+    seconds = {"inline": [], "ray": []}
+    digests = set()
+    for number in range(options.rounds):
+        for mode in ("inline", "ray") if number % 2 == 0 else ("ray", "inline"):
+            with tempfile.TemporaryDirectory() as folder:
+                start, steps, digest = run(mode, options.steps, Path(folder), flags)
+            starts[mode].append(start)
+            seconds[mode] += steps
+            digests.add(digest)
+            case = {"mode": mode, "start_s": round(start, 2), "step_s": round(statistics.median(steps), 4)}
+            print(json.dumps(case), flush=True)
+    if len(digests) != 1:
+        raise SystemExit("the runs ended with different weights: no figure is worth anything")
+    step = {mode: statistics.median(values) for mode, values in seconds.items()}
+    summary = {
+        "bit_equal": True,
+        "start_added_s": round(min(starts["ray"]) - min(starts["inline"]), 2),
+        "step_ratio": round(step["ray"] / step["inline"], 4),
+        "step_ratio_of_minima": round(min(seconds["ray"]) / min(seconds["inline"]), 4),
+        "goals": {"start_added_s": 15, "step_ratio": 1.05},
+    }
+    print(json.dumps(summary))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,237 @@
+"""Several engines as one, with actors that are plain objects here."""
+
+import asyncio
+
+import pytest
+from ray.exceptions import RayActorError
+from relax_core.cluster.engines import EngineGroup
+from relax_core.cluster.errors import ClusterError
+from relax_rollout import Completion, EngineStateError, Request, SamplingParams, WeightUpdateError
+
+
+class Method:
+    """`actor.method.remote(...)`, answered by a coroutine; dies with its engine."""
+
+    def __init__(self, engine, call):
+        self._engine, self._call = engine, call
+
+    async def _run(self, *arguments):
+        self._engine.alive()
+        running = asyncio.ensure_future(self._call(*arguments))
+        dying = asyncio.ensure_future(self._engine.dead.wait())
+        await asyncio.wait([running, dying], return_when=asyncio.FIRST_COMPLETED)
+        self._engine.alive()
+        dying.cancel()
+        return await running
+
+    def remote(self, *arguments):
+        return self._run(*arguments)
+
+
+class Engine:
+    """Answers each request with its version once `gate` is open."""
+
+    def __init__(self, number, log):
+        self.number, self.log = number, log
+        self.version, self.released = 0, False
+        self.dead, self.gate = asyncio.Event(), asyncio.Event()
+        self.loaded = []
+        self.digest = None
+
+    def alive(self):
+        if self.dead.is_set():
+            raise RayActorError(error_msg="killed")
+
+    def __getattr__(self, name):
+        return Method(self, getattr(self, f"_{name}"))
+
+    async def _pid(self):
+        return self.number
+
+    async def _generate(self, requests):
+        if self.released:
+            raise EngineStateError("released")
+        self.log.append((self.number, [request.id for request in requests]))
+        await self.gate.wait()
+        return [
+            Completion(request.id, (self.number,), (0.0,), (self.version,), "stop") for request in requests
+        ]
+
+    async def _begin_update(self, version):
+        self.loaded, self.coming = [], version
+        return {"w": "float32"}
+
+    async def _load(self, bucket):
+        self.loaded.append(bucket)
+
+    async def _end_update(self):
+        self.version = self.coming
+        return {"w": self.digest or "".join(self.loaded)}
+
+    async def _release_memory(self):
+        self.log.append((self.number, "released"))
+        self.released = True
+
+    async def _abort(self, ids):
+        pass
+
+    async def _reclaim_memory(self):
+        self.released = False
+
+
+class Host:
+    """Starts engines and remembers them."""
+
+    def __init__(self, *, count=2, max_restarts=2):
+        self.log = []
+        self.engines = {}
+        self.starts = []
+        self.group = EngineGroup(self.start, count, max_restarts=max_restarts)
+
+    def start(self, number):
+        self.starts.append(number)
+        self.engines[number] = Engine(number, self.log)
+        return self.engines[number]
+
+
+def requests(*prompts):
+    return [Request(f"{p}.{i}", (p,), SamplingParams(1)) for p in prompts for i in range(2)]
+
+
+async def settle():
+    for _ in range(30):
+        await asyncio.sleep(0)
+
+
+async def update(group, version, *buckets):
+    dtypes = await group.begin_update(version)
+    for bucket in buckets:
+        await group.load_shared(bucket)
+    return dtypes, await group.end_update()
+
+
+def test_the_members_of_a_prompt_go_to_one_engine_and_answers_keep_the_order():
+    async def go():
+        host = Host()
+        for engine in host.engines.values():
+            engine.gate.set()
+        asked = requests(1, 2, 3)
+        answers = await host.group.generate(asked)
+        assert [a.request_id for a in answers] == [r.id for r in asked]
+        return [ids for _, ids in host.log]
+
+    assert asyncio.run(go()) == [["1.0", "1.1", "3.0", "3.1"], ["2.0", "2.1"]]
+
+
+def test_a_dead_engine_comes_back_with_the_weights_of_the_others_which_go_on():
+    async def go():
+        host = Host()
+        await update(host.group, 4, "a", "b")
+        asking = asyncio.create_task(host.group.generate(requests(1, 2)))
+        await settle()
+        host.engines[1].dead.set()
+        host.engines[0].gate.set()
+        await settle()
+        # The first engine answered its own part and took over the other's.
+        answers = await asking
+        assert [a.token_ids for a in answers] == [(0,)] * 4
+        assert host.starts == [0, 1, 1]
+        assert host.engines[1].version == 4
+        assert host.engines[1].loaded == ["a", "b"]
+        assert await host.group.pids() == [0, 1]
+
+    asyncio.run(go())
+
+
+def test_an_engine_that_dies_during_an_update_gets_what_came_of_it():
+    async def go():
+        host = Host()
+        await update(host.group, 1, "old")
+        await host.group.begin_update(2)
+        await host.group.load_shared("new")
+        host.engines[1].dead.set()
+        await host.group.load_shared("er")
+        assert await host.group.end_update() == {"w": "newer"}
+        await settle()
+        assert [engine.version for engine in host.engines.values()] == [2, 2]
+        assert host.engines[1].loaded == ["new", "er"]
+
+    asyncio.run(go())
+
+
+def test_engines_that_serve_different_values_are_found_and_so_is_one_that_came_back_wrong():
+    async def go():
+        host = Host()
+        host.engines[1].digest = "flipped"
+        with pytest.raises(WeightUpdateError, match="engines 0 and 1 serve different values of w"):
+            await update(host.group, 1, "a")
+        host.engines[1].digest = None
+        await update(host.group, 1, "a")
+        host.engines[0].dead.set()
+        flawed = Engine(0, host.log)
+        flawed.digest = "flipped"
+        host.group._start = lambda number: flawed
+        host.engines[1].gate.set()
+        await host.group.generate(requests(1, 2))
+        await settle()
+        with pytest.raises(ClusterError, match="given version 1 once more and serves other values"):
+            await host.group.generate(requests(1, 2))
+
+    asyncio.run(go())
+
+
+def test_an_engine_that_keeps_dying_ends_the_run():
+    async def go():
+        host = Host(count=1, max_restarts=2)
+        dying = host.start
+
+        def start(number):
+            engine = dying(number)
+            engine.dead.set()
+            return engine
+
+        host.group._start = start
+        host.engines[0].dead.set()
+        with pytest.raises(ClusterError, match="died 3 times since the last update"):
+            await host.group.generate(requests(1))
+
+    asyncio.run(go())
+
+
+def test_a_late_request_is_not_scheduled_on_released_memory():
+    async def go():
+        host = Host(count=1)
+        (engine,) = host.engines.values()
+        early = asyncio.create_task(host.group.generate(requests(1)))
+        await settle()
+        releasing = asyncio.create_task(host.group.release_memory())
+        late = asyncio.create_task(host.group.generate(requests(2)))
+        await settle()
+        assert host.log == [(0, ["1.0", "1.1"])]
+        engine.gate.set()
+        await releasing
+        await early
+        later = asyncio.create_task(host.group.generate(requests(3)))
+        await settle()
+        assert host.log[1:] == [(0, "released")]
+        assert not late.done()
+        await host.group.reclaim_memory()
+        await asyncio.gather(late, later)
+        assert host.log[2:] == [(0, ["2.0", "2.1"]), (0, ["3.0", "3.1"])]
+
+    asyncio.run(go())
+
+
+def test_an_engine_that_dies_while_the_trainer_has_the_device_starts_when_it_is_free_again():
+    async def go():
+        host = Host()
+        await host.group.release_memory()
+        host.engines[0].dead.set()
+        await host.group.abort([])
+        await settle()
+        assert host.starts == [0, 1]
+        await host.group.reclaim_memory()
+        await settle()
+        assert host.starts == [0, 1, 0]
+
+    asyncio.run(go())
