@@ -8,9 +8,14 @@ import threading
 import pytest
 import torch
 from relax_bridge import Checkpoint
+from relax_core.cluster.config import ClusterConfig
+from relax_core.cluster.environment import set_environment
 from relax_core.loop import run
 from relax_core.loop.rl import RlLoop
 from relax_core.run import RunDirectory
+
+# Ray reads some of it when it is imported, which some tests here do before a run does.
+set_environment(ClusterConfig(mode="ray"))
 
 
 @pytest.fixture
