@@ -113,7 +113,9 @@ def test_waiting_for_the_device_does_not_grow_with_the_micro_batches(train) -> N
     assert max(train("npu", "bf16")["waits"]) <= 5
 
 
-@pytest.mark.parametrize("axis", ["data", "tensor", "context"])
-def test_two_ranks_over_hccl_equal_one(train, axis: str) -> None:
-    shared, alone = train("npu", ranks=2, axis=axis), train("cpu")
+@pytest.mark.parametrize(
+    ("axis", "experts"), [("data", 0), ("tensor", 0), ("context", 0), ("expert", EXPERTS)]
+)
+def test_two_ranks_over_hccl_equal_one(train, axis: str, experts: int) -> None:
+    shared, alone = train("npu", ranks=2, axis=axis, experts=experts), train("cpu", experts=experts)
     assert_equal(shared, alone, relative=1e-4, absolute=1e-6)

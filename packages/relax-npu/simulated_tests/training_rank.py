@@ -106,7 +106,7 @@ def main(device: str, precision: str, axis: str, experts: int, folder: Path) -> 
     own = dict(named_weights(model))
     layout = Layout(parallel.tensor, expert=parallel.expert, expert_tensor=1, ranks=ranks)
     for shard, value in import_shards(names, checkpoint, layout=layout, rank=world.rank):
-        own[shard.name].copy_(value)
+        own[_in_the_whole_model(shard.name, own)].copy_(value)
     trainer = Trainer(
         model, settings, MtpConfig(), device=world.torch_device, optimizer_steps=10, parallel=parallel
     )
@@ -140,6 +140,15 @@ def main(device: str, precision: str, axis: str, experts: int, folder: Path) -> 
         result["weights"] |= {name: value.cpu() for name, value in bucket.items()}
     torch.save(result, folder / f"{device}-{precision}-{axis}-{experts}-{ranks}-{world.rank}.pt")
     shutdown()
+
+
+def _in_the_whole_model(name: str, own: dict) -> str:
+    """A shard counts the experts of its rank from 0, the model those of all ranks."""
+    stem = name.rstrip("0123456789")
+    here = sorted(
+        (key for key in own if key.rstrip("0123456789") == stem), key=lambda key: int(key[len(stem) :] or 0)
+    )
+    return here[int(name[len(stem) :] or 0)]
 
 
 def _waits(device: str) -> int:
