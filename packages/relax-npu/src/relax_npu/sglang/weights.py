@@ -1,7 +1,8 @@
 """Copies that SGLang derives from weights, and that a weight update leaves behind.
 
-Its attention on the NPU keeps a transposed convolution weight per layer (`_conv_weights_t`, in releases after 0.5.15)
-and never looks at the weight again. The copies are refilled in place: a captured graph reads them by address.
+Its attention on the NPU keeps a transposed convolution weight per layer (`_conv_weights_t`, in releases after
+0.5.15) and never looks at the weight again. The copies are refilled in place: a captured graph reads them by
+address.
 """
 
 from __future__ import annotations
