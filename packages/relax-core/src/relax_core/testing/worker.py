@@ -1,5 +1,6 @@
 """A rank of a `RankPool`: runs rows from its standard input until that ends."""
 
+import gc
 import json
 import os
 import sys
@@ -27,6 +28,8 @@ def main() -> None:
             answer: dict[str, Any] = {"error": None}
         except Exception:
             answer = {"error": traceback.format_exc()}
+        # Groups live as long as what refers to them, in cycles too, and each keeps threads.
+        gc.collect()
         answers.write(json.dumps(answer) + "\n")
 
 
