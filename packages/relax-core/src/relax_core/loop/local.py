@@ -57,7 +57,7 @@ class LocalPolicy:
         self.trainer = trainer
         self.reference = reference
         self._source = source
-        self._placement = Placement(weights.entries)
+        self._placement = Placement(weights)
 
     def score(
         self, samples: Sequence[Sample], *, temperature: float = 1.0, reference: bool = False
@@ -173,7 +173,7 @@ def _load(
 ) -> list[Qwen35Model]:
     chunks = _build(sizes, config, world, random_weights=not source.names)
     if source.names:
-        Placement(weights.entries).load(chunks, weights.import_tensors(source))
+        Placement(weights).load(chunks, source)
     return chunks
 
 

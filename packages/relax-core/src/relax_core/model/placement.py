@@ -1,7 +1,7 @@
 """Which part of the whole model's tensors lies on this rank, by name and by rows.
 
 A pipeline stage counts its layers from 0, a tensor-parallel rank holds rows, an expert-parallel rank some of
-the experts. `Placement` translates both ways: whole tensors in, whole tensors out.
+the experts. `Placement` translates both ways: a checkpoint's rows in, whole tensors out.
 """
 
 import re
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
-from relax_bridge.table import Entry
+from relax_bridge import Checkpoint, Layout, ModelMap, Shard, import_shards
 from torch import Tensor
 
 from relax_core.model.arriving import all_arrived
@@ -43,11 +43,12 @@ class Placement:
     """The table of a model's tensors, seen from this rank; Megatron's process groups must exist.
 
     Args:
-        entries: all tensors of the whole model, `relax_bridge.model_map(config).entries`.
+        table: all tensors of the whole model, `relax_bridge.model_map(config)`.
     """
 
-    def __init__(self, entries: Iterable[Entry]) -> None:
-        self.entries = {entry.megatron: entry for entry in entries}
+    def __init__(self, table: ModelMap) -> None:
+        self.table = table
+        self.entries = {entry.megatron: entry for entry in table.entries}
 
     def parts(self, chunks: Sequence[Qwen35Model]) -> dict[str, Part]:
         """This rank's parts by their names in the whole model.
@@ -57,20 +58,23 @@ class Placement:
         """
         return dict(part for chunk in chunks for part in _parts(chunk))
 
-    def load(self, chunks: Sequence[Qwen35Model], tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Copies this rank's part of every whole tensor into its parameters.
+    def load(self, chunks: Sequence[Qwen35Model], checkpoint: Checkpoint) -> None:
+        """Fills this rank's parameters with its rows of a checkpoint, and reads no others.
 
         Raises:
-            ValueError: naming parts of this rank that no tensor was given for.
+            ValueError: the checkpoint is not exactly the table's model; everything wrong is named.
         """
-        missing = self.parts(chunks)
-        for name, tensor in tensors:
-            part = missing.pop(name, None)
-            if part is not None:
-                _, size, rank = self._tensor_ranks(name)
-                part.of(part.parameter.detach()).copy_(self.entries[name].partition.shard(tensor, rank, size))
-        if missing:
-            raise ValueError(f"no weights were given for {', '.join(sorted(missing))}")
+        parts = self.parts(chunks)
+
+        def room(shard: Shard) -> Tensor:
+            part = parts[shard.entry.megatron]
+            return part.of(part.parameter.detach())
+
+        shards = import_shards(
+            self.table, checkpoint, layout=_layout(len(chunks)), rank=dist.get_rank(), into=room
+        )
+        read = {shard.entry.megatron for shard, _ in shards}
+        assert read == parts.keys(), f"bridge and model place otherwise: {sorted(read ^ parts.keys())}"
 
     @torch.no_grad()
     def whole(self, chunks: Sequence[Qwen35Model]) -> Iterator[tuple[str, Tensor]]:
@@ -91,20 +95,30 @@ class Placement:
 
     def _joined(self, part: Part, name: str) -> Tensor:
         tensor = part.of(part.parameter.detach())
-        group, size, _ = self._tensor_ranks(name)
-        if size == 1:
+        group = self._tensor_ranks(name)
+        if group.size() == 1:
             return tensor
-        shards = [torch.empty_like(tensor) for _ in range(size)]
+        shards = [torch.empty_like(tensor) for _ in range(group.size())]
         dist.all_gather(shards, tensor.contiguous(), group=group)
         return self.entries[name].partition.gather(shards)
 
-    def _tensor_ranks(self, name: str) -> tuple[Any, int, int]:
-        """Group, size and own rank of the ranks over which the rows of a tensor are cut."""
+    def _tensor_ranks(self, name: str) -> Any:
+        """The group of the ranks over which the rows of a tensor are cut."""
         if self.entries[name].expert is not None:
-            group = parallel_state.get_expert_tensor_parallel_group()
-        else:
-            group = parallel_state.get_tensor_model_parallel_group()
-        return group, group.size(), group.rank()
+            return parallel_state.get_expert_tensor_parallel_group()
+        return parallel_state.get_tensor_model_parallel_group()
+
+
+def _layout(chunks: int) -> Layout:
+    """What the bridge calls this process's groups; Megatron counts ranks as it does."""
+    return Layout(
+        tensor=parallel_state.get_tensor_model_parallel_world_size(),
+        pipeline=parallel_state.get_pipeline_model_parallel_world_size(),
+        pipeline_chunks=chunks,
+        expert=parallel_state.get_expert_model_parallel_world_size(),
+        expert_tensor=parallel_state.get_expert_tensor_parallel_world_size(),
+        ranks=dist.get_world_size(),
+    )
 
 
 def named_weights(model: Qwen35Model) -> Iterator[tuple[str, Tensor]]:

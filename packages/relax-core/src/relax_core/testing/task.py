@@ -1,8 +1,14 @@
 """The tiny models and the samples that layouts are compared on."""
 
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
+from relax_bridge import Checkpoint, model_map, write_checkpoint
 
 from relax_core.testing.row import Row
 from relax_core.trainer.sample import Sample
@@ -76,6 +82,18 @@ def step_samples(row: Row) -> list[list[Sample]]:
             samples.append(Sample(tokens_L, mask_L, group // 2, columns if row.objective == "policy" else {}))
         steps.append(samples)
     return steps
+
+
+@contextmanager
+def initial_checkpoint(config: dict[str, Any]) -> Iterator[Checkpoint]:
+    """A checkpoint of a config with `full_weights`, as long as the block lasts."""
+    table = model_map(config)
+    tensors = table.export_tensors(full_weights(table.megatron_shapes()))
+    with tempfile.TemporaryDirectory() as folder:
+        directory = Path(folder)
+        (directory / "config.json").write_text(json.dumps(config))
+        bare = Checkpoint.open(directory, weights=False)
+        yield Checkpoint.open(write_checkpoint(directory / "initial", tensors, like=bare))
 
 
 def full_weights(shapes: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:

@@ -17,7 +17,7 @@ from relax_core.model.build import build_chunks
 from relax_core.model.placement import Placement
 from relax_core.testing.gather import gather
 from relax_core.testing.row import Row
-from relax_core.testing.task import full_weights, model_config, step_samples
+from relax_core.testing.task import initial_checkpoint, model_config, step_samples
 from relax_core.trainer.config import TrainerConfig
 from relax_core.trainer.objective import TrainingObjective
 from relax_core.trainer.optimizer import Training
@@ -82,8 +82,9 @@ def make_trainer(row: Row, world: World) -> tuple[Trainer, Placement]:
         mtp=mtp,
         device=world.torch_device,
     )
-    placement = Placement(model_map(facts).entries)
-    placement.load(chunks, full_weights(model_map(facts).megatron_shapes()).items())
+    placement = Placement(model_map(facts))
+    with initial_checkpoint(facts) as checkpoint:
+        placement.load(chunks, checkpoint)
     trainer = Trainer(chunks, config, mtp, device=world.torch_device, optimizer_steps=10, parallel=parallel)
     return trainer, placement
 
