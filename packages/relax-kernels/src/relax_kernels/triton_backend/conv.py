@@ -24,11 +24,7 @@ BACKWARD = {"L": 128, "B": 512, "UNROLL": 4, "num_warps": 4}
 
 
 def _ages(lengths: CuSeqlens, device: torch.device) -> torch.Tensor:
-    def build() -> torch.Tensor:
-        starts_T = np.repeat(np.asarray(lengths.host[:-1]), lengths.lengths)
-        return torch.from_numpy((np.arange(lengths.total) - starts_T).astype(np.int32)).to(device)
-
-    return lengths.table(("triton_ages", device), build)
+    return lengths.table(("triton_ages", device), lambda: lengths.positions("cpu").int().to(device))
 
 
 class _Conv(torch.autograd.Function):
