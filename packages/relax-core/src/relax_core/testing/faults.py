@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from relax_bridge.partition import Component, Split
+from relax_bridge.partition import Component, Cut, Split
 
 from relax_core.device import World
 from relax_core.loss import LossReducer
@@ -75,15 +75,15 @@ def _copies_of_the_embedding_not_summed(row: Row) -> Iterator[None]:
 
 @contextmanager
 def _fused_rows_cut_as_one_block(row: Row) -> Iterator[None]:
-    shard = Split.shard
+    cut = Split.cut
 
-    def block(self: Split, full: torch.Tensor, rank: int, size: int) -> torch.Tensor:
+    def block(self: Split, size: int, rank: int, ranks: int) -> Cut:
         names = {part.name for part in self.components}
         if {"q", "k", "v"} <= names:
-            self = Split(self.axis, (Component("rows", full.shape[self.axis]),))
-        return shard(self, full, rank, size)
+            self = Split(self.axis, (Component("rows", size),))
+        return cut(self, size, rank, ranks)
 
-    with patch.object(Split, "shard", block):
+    with patch.object(Split, "cut", block):
         yield
 
 
