@@ -95,14 +95,14 @@ class Placement:
 
     def _joined(self, part: Part, name: str) -> Tensor:
         tensor = part.of(part.parameter.detach())
-        group = self._tensor_ranks(name)
+        group = self.tensor_ranks(name)
         if group.size() == 1:
             return tensor
         shards = [torch.empty_like(tensor) for _ in range(group.size())]
         dist.all_gather(shards, tensor.contiguous(), group=group)
         return self.entries[name].partition.gather(shards)
 
-    def _tensor_ranks(self, name: str) -> Any:
+    def tensor_ranks(self, name: str) -> Any:
         """The group of the ranks over which the rows of a tensor are cut."""
         if self.entries[name].expert is not None:
             return parallel_state.get_expert_tensor_parallel_group()

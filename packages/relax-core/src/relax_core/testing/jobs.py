@@ -5,6 +5,7 @@ from typing import Any
 
 from relax_core.testing.faults import train_with_fault
 from relax_core.testing.resuming import resume, save
+from relax_core.testing.timing import time_steps
 from relax_core.testing.training import train
 
 JOBS: dict[str, Callable[..., Any]] = {
@@ -12,4 +13,5 @@ JOBS: dict[str, Callable[..., Any]] = {
     "train_with_fault": train_with_fault,
     "save": save,
     "resume": resume,
+    "time": time_steps,
 }

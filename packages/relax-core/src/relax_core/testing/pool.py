@@ -15,6 +15,9 @@ from torch._C._distributed_c10d import TCPStore
 
 from relax_core.testing.row import Row
 
+# A host's own name need not resolve, and its other interfaces need not be up.
+_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+
 
 class RankError(RuntimeError):
     """A rank failed or did not answer; the text holds its traceback."""
@@ -29,7 +32,7 @@ class RankPool:
     Args:
         size: ranks.
         device: the name of their device.
-        timeout_s: of one job, and of every collective in it.
+        timeout_s: of one job, and of every collective in it; may be changed between jobs.
     """
 
     def __init__(self, size: int, *, device: str = "cpu", timeout_s: float = 120) -> None:
@@ -79,7 +82,7 @@ class RankPool:
             self._ranks.append(
                 subprocess.Popen(
                     [sys.executable, "-m", "relax_core.testing.worker"],
-                    env={**os.environ, **place, "OMP_NUM_THREADS": "1"},
+                    env={**_LOOPBACK, **os.environ, **place, "OMP_NUM_THREADS": "1"},
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     text=True,
