@@ -4,7 +4,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from relax_core.algorithms import group_advantages, penalised_scores
+from relax_core.algorithms import (
+    AlgorithmConfig,
+    Completions,
+    generalised_advantages,
+    group_advantages,
+    penalised_scores,
+)
+from relax_core.algorithms.advantages import token_rewards, whitened
 
 # Group 7 scores 1 0 0 1: mean 1/2, sample std sqrt(4 * 0.25 / 3) = 0.5773503.
 # Group 2 scores 5 3: mean 4, sample std sqrt(2).
@@ -78,13 +85,58 @@ def test_shapes_must_agree():
         group_advantages(torch.zeros(2), torch.zeros(3).long())
 
 
-def test_the_kl_penalty_sums_over_the_tokens_of_the_completion_only():
-    kl_T = torch.tensor([float("nan"), 0.5, 0.25, 9.0, 1.0])
-    mask_T = torch.tensor([False, True, True, False, True])
-    score_N = penalised_scores(torch.tensor([1.0, 2.0]), kl_T, mask_T, (3, 2), 0.1)
-    torch.testing.assert_close(score_N, torch.tensor([1.0 - 0.075, 2.0 - 0.1]))
+SEQUENCE_T = torch.tensor([0, 0, 0, 1, 1])
 
 
-def test_the_kl_penalty_refuses_lengths_that_do_not_fit():
-    with pytest.raises(ValueError, match="2 sequences of 4 positions"):
-        penalised_scores(torch.zeros(2), torch.zeros(5), torch.ones(5), (2, 2), 0.1)
+def done(**columns):
+    """Two completions of one group: three tokens with score 1, two with score 2."""
+    values = {name: torch.tensor(value, dtype=torch.float64) for name, value in columns.items()}
+    return Completions(torch.tensor([1.0, 2.0]).double(), torch.tensor([0, 0]), SEQUENCE_T, values)
+
+
+KL = {"old_logprob": [-1.0, -2.0, -1.0, -3.0, -1.0], "ref_logprob": [-1.5, -2.0, -3.0, -2.0, -1.0]}
+"""k1 is 0.5, 0, 2 in the first completion and -1, 0 in the second."""
+
+
+def test_the_kl_penalty_sums_over_the_tokens_of_each_completion():
+    score_N = penalised_scores(done(**KL), AlgorithmConfig(kl="k1", kl_reward_coef=0.1))
+    assert score_N.tolist() == pytest.approx([1 - 0.25, 2 + 0.1])
+    assert penalised_scores(done(), AlgorithmConfig()).tolist() == [1.0, 2.0]
+
+
+def test_leaving_one_out_by_hand_and_by_the_mean_of_the_others():
+    score_N, group_N = torch.tensor([1.0, 4.0, 7.0, 2.0, 3.0, 5.0]).double(), torch.tensor([3, 3, 3, 1, 1, 0])
+    advantage_N = group_advantages(score_N, group_N, kind="leave_one_out")
+    assert advantage_N.tolist() == pytest.approx([1 - 5.5, 4 - 4.0, 7 - 2.5, 2 - 3.0, 3 - 2.0, 0.0])
+
+
+def test_the_score_is_the_reward_of_the_last_token_and_the_kl_of_every_token():
+    reward_T = token_rewards(done(**KL), AlgorithmConfig(name="reinforce_plus_plus", kl_reward_coef=0.1))
+    assert reward_T.tolist() == pytest.approx([-0.05, 0.0, 1 - 0.2, 0.1, 2.0])
+
+
+def test_a_completion_without_tokens_gives_no_reward():
+    empty = Completions(torch.tensor([5.0, 2.0]).double(), torch.tensor([0, 0]), torch.tensor([1, 1]))
+    assert token_rewards(empty, AlgorithmConfig()).tolist() == [0.0, 2.0]
+
+
+def test_generalised_advantages_by_hand():
+    reward_T = torch.tensor([0.0, 0.0, 1.0, 0.5, 2.0], dtype=torch.float64)
+    value_T = torch.tensor([0.2, 0.4, 0.6, 1.0, 3.0], dtype=torch.float64)
+    advantage_T = generalised_advantages(reward_T, value_T, SEQUENCE_T, gamma=0.9, lam=0.5)
+    # First: deltas -0.2 + 0.9 x 0.4 = 0.16; -0.4 + 0.9 x 0.6 = 0.14; 1 - 0.6 = 0.4; each later one x 0.45.
+    # Second: 0.5 + 0.9 x 3 - 1 = 2.2; 2 - 3 = -1.
+    first = [0.16 + 0.45 * (0.14 + 0.45 * 0.4), 0.14 + 0.45 * 0.4, 0.4]
+    assert advantage_T.tolist() == pytest.approx([*first, 2.2 - 0.45, -1.0], rel=1e-14)
+
+
+def test_without_values_and_discount_they_are_the_sums_of_what_follows():
+    reward_T = torch.tensor([1.0, -2.0, 4.0, 8.0, 16.0]).double()
+    sums_T = generalised_advantages(reward_T, reward_T * 0, SEQUENCE_T, gamma=1.0, lam=1.0)
+    assert sums_T.tolist() == [3.0, 2.0, 4.0, 24.0, 16.0]
+
+
+def test_whitening_by_hand():
+    # Mean 3, deviations -2, 0, 2, variance 8 / 2 = 4.
+    assert whitened(torch.tensor([1.0, 3.0, 5.0]).double()).tolist() == pytest.approx([-1.0, 0.0, 1.0])
+    assert whitened(torch.tensor([2.0, 2.0])).tolist() == [0.0, 0.0]

@@ -8,7 +8,13 @@ from relax_core.algorithms import AlgorithmConfig, algorithm_names
 
 @pytest.mark.parametrize(
     ("name", "reduction"),
-    [("grpo", "sequence_mean"), ("dr_grpo", "fixed_length"), ("sft", "token_mean")],
+    [
+        ("grpo", "sequence_mean"),
+        ("dr_grpo", "fixed_length"),
+        ("dapo", "token_mean"),
+        ("rloo", "sequence_sum"),
+        ("sft", "token_mean"),
+    ],
 )
 def test_the_algorithm_chooses_its_reduction_until_the_user_does(name, reduction):
     assert AlgorithmConfig(name=name).token_reduction == reduction
@@ -29,6 +35,22 @@ def test_the_band_of_the_correction(settings, band):
     assert AlgorithmConfig(**settings).correction_band == band
 
 
+@pytest.mark.parametrize(
+    ("settings", "clip", "kl"),
+    [
+        ({}, (0.2, 0.28), "low_var"),
+        ({"clip_low": 0.1}, (0.1, 0.28), "low_var"),
+        ({"name": "gspo"}, (3e-4, 4e-4), "low_var"),
+        ({"name": "cispo"}, (1.0, 4.0), "low_var"),
+        ({"name": "reinforce_plus_plus"}, (0.2, 0.28), "k1"),
+        ({"name": "reinforce_plus_plus_baseline", "kl": "k3"}, (0.2, 0.28), "k3"),
+    ],
+)
+def test_the_algorithm_chooses_clip_and_kl_until_the_user_does(settings, clip, kl):
+    config = AlgorithmConfig(**settings)
+    assert (config.clip_range, config.kl_estimator) == (clip, kl)
+
+
 def test_a_reference_is_needed_only_by_a_kl():
     assert not AlgorithmConfig().needs_reference
     assert AlgorithmConfig(kl_loss_coef=0.1).needs_reference
@@ -38,8 +60,11 @@ def test_a_reference_is_needed_only_by_a_kl():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"name": "gppo"}, "unknown algorithm 'gppo': allowed are dr_grpo, grpo, sft"),
-        ({"clip_low": 1.0}, "less than 1"),
+        (
+            {"name": "gppo"},
+            "unknown algorithm 'gppo': allowed are cispo, .*, or your own as module:name",
+        ),
+        ({"clip_low": 1.1}, "less than or equal to 1"),
         ({"clip_low": 0.0}, "greater than 0"),
         ({"dual_clip": 1.0}, "greater than 1"),
         ({"advantage_eps": 0.0}, "greater than 0"),
@@ -54,6 +79,13 @@ def test_a_reference_is_needed_only_by_a_kl():
         ({"name": "sft", "kl_loss_coef": 0.1}, "kl_loss_coef 0.1 has no effect with algorithm 'sft'"),
         ({"name": "sft", "reduction": "group_mean"}, "allowed are sequence_mean, token_mean"),
         ({"name": "dr_grpo", "advantage_eps": 1e-4}, "advantage_eps 0.0001 has no effect"),
+        ({"name": "cispo", "dual_clip": 3.0}, "dual_clip 3.0 has no effect"),
+        ({"name": "sapo", "clip_high": 0.3}, "clip_high 0.3 has no effect"),
+        ({"name": "grpo", "gate_negative": 1.1}, "gate_negative 1.1 has no effect"),
+        ({"name": "gspo", "reduction": "token_mean"}, "allowed are sequence_mean"),
+        ({"name": "reinforce_plus_plus_baseline", "kl_reward_coef": 0.1}, "kl_reward_coef 0.1 has no effect"),
+        ({"name": "json:loads"}, "is a function: it must be a relax_core.algorithms.Algorithm"),
+        ({"name": "nowhere_at_all:X"}, "cannot be imported: No module named 'nowhere_at_all'"),
         ({"normalise": True}, "Extra inputs"),
     ],
 )
@@ -77,7 +109,7 @@ def test_a_written_config_reads_back_the_same(name):
 def test_every_field_has_a_meaning_and_the_names_are_listed():
     properties = AlgorithmConfig.model_json_schema()["properties"]
     assert all(field.get("description") for field in properties.values())
-    assert properties["name"]["enum"] == ["dr_grpo", "grpo", "sft"]
+    assert properties["name"]["enum"] == list(algorithm_names())
 
 
 def test_the_settings_import_without_torch_or_transformers():

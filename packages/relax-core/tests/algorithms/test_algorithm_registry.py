@@ -7,11 +7,27 @@ from relax_core.algorithms import registry as registry_module
 
 
 def test_the_built_in_algorithms_declare_what_they_need():
-    assert algorithm_names() == ("dr_grpo", "grpo", "sft")
-    assert get_algorithm("grpo").advantage == "group_std"
-    assert get_algorithm("dr_grpo").advantage == "group_centred"
+    assert set(algorithm_names()) >= {"grpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo", "rloo", "sft"}
+    assert [name for name in algorithm_names() if get_algorithm(name).level == "sequence"] == ["gspo"]
     assert get_algorithm("sft").loop == "sft"
     assert get_algorithm("grpo").min_group_size == 2
+    assert get_algorithm("reinforce_plus_plus").min_group_size == 1
+    assert get_algorithm("rloo").on_policy
+    assert get_algorithm("dapo").needs_dynamic_sampling
+
+
+def test_an_algorithm_that_samples_needs_its_formulas():
+    with pytest.raises(ValueError, match="give it an advantage and a policy_loss"):
+        dataclasses.replace(get_algorithm("grpo"), advantage=None)
+
+
+def test_an_algorithm_of_ones_own_is_named_by_its_module(tmp_path, monkeypatch):
+    (tmp_path / "own_algorithm.py").write_text(
+        "import dataclasses\nfrom relax_core.algorithms import get_algorithm\n"
+        "MINE = dataclasses.replace(get_algorithm('grpo'), name='mine', clip=(0.5, 0.5))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert AlgorithmConfig(name="own_algorithm:MINE").clip_range == (0.5, 0.5)
 
 
 def test_declared_settings_are_fields_of_the_config():

@@ -24,6 +24,9 @@ WHERE = {
     "fused rows are cut as one block": Row("tp2", 2, {"tensor": 2}),
     "draft labels leak from one sample into the next": Row("pp2-mtp1", 2, {"pipeline": 2}, mtp=1),
     "the draft loss reaches the embedding": Row("pp2-mtp1", 2, {"pipeline": 2}, mtp=1),
+    "the ratio of a completion counts the tokens of its own piece": Row(
+        "cp2-gspo", 2, {"context": 2}, objective="gspo"
+    ),
 }
 
 

@@ -129,8 +129,8 @@ def test_draft_layers_without_a_loss_stay_as_they_are_under_weight_decay(make_tr
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_gradient_that_is_not_finite_stops_the_run_and_leaves_the_weights(make_trainer, samples, bad):
     class Broken(SftObjective):
-        def terms(self, scored, columns_S):
-            terms = super().terms(scored, columns_S)
+        def terms(self, scored, columns_S, sequences):
+            terms = super().terms(scored, columns_S, sequences)
             return Terms([replace(term, value_T=term.value_T * bad) for term in terms.terms])
 
     trainer = make_trainer(warmup_steps=2)

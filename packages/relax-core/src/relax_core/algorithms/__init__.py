@@ -5,16 +5,19 @@ The settings and the registry import at once and without torch; the functions wh
 
 from typing import TYPE_CHECKING
 
+from relax_core.algorithms.advantages import generalised_advantages, group_advantages, penalised_scores
+from relax_core.algorithms.algorithm import Algorithm, Completions, PolicyTokens
+from relax_core.algorithms.clipping import Clipped, clipped_policy_loss, unclipped
 from relax_core.algorithms.config import AlgorithmConfig
-from relax_core.algorithms.kinds import Advantage, Correction, KlEstimator, Reduction
-from relax_core.algorithms.registry import Algorithm, algorithm_names, get_algorithm, register_algorithm
+from relax_core.algorithms.kinds import Correction, KlEstimator, Reduction
+from relax_core.algorithms.kl import kl_estimate
+from relax_core.algorithms.ratio import bounded_ratio
+from relax_core.algorithms.registry import algorithm_names, get_algorithm, register_algorithm
+from relax_core.algorithms.sequences import Sequences
 from relax_core.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from relax_core.algorithms.advantages import group_advantages, penalised_scores
-    from relax_core.algorithms.clipping import Clipped, clipped_policy_loss
     from relax_core.algorithms.importance import importance_weight
-    from relax_core.algorithms.kl import kl_estimate
     from relax_core.algorithms.objective import Objective, Term, policy_objective, sft_objective
     from relax_core.algorithms.reductions import (
         SequenceWeights,
@@ -24,19 +27,23 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "Advantage",
     "Algorithm",
     "AlgorithmConfig",
     "Clipped",
+    "Completions",
     "Correction",
     "KlEstimator",
     "Objective",
+    "PolicyTokens",
     "Reduction",
     "SequenceWeights",
+    "Sequences",
     "Term",
     "TokenWeights",
     "algorithm_names",
+    "bounded_ratio",
     "clipped_policy_loss",
+    "generalised_advantages",
     "get_algorithm",
     "group_advantages",
     "importance_weight",
@@ -47,21 +54,17 @@ __all__ = [
     "sequence_weights",
     "sft_objective",
     "token_weights",
+    "unclipped",
 ]
 
 __getattr__ = lazy_names(
     __name__,
     {
-        "Clipped": "clipping",
         "Objective": "objective",
         "SequenceWeights": "reductions",
         "Term": "objective",
         "TokenWeights": "reductions",
-        "clipped_policy_loss": "clipping",
-        "group_advantages": "advantages",
         "importance_weight": "importance",
-        "kl_estimate": "kl",
-        "penalised_scores": "advantages",
         "policy_objective": "objective",
         "sequence_weights": "reductions",
         "sft_objective": "objective",

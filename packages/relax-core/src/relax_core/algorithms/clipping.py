@@ -3,22 +3,27 @@
 Axes: T packed tokens.
 """
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Clipped(NamedTuple):
-    """Loss per token, and where a clip took the gradient away."""
+    """Loss per token, and where a clip or a mask took the gradient away."""
 
-    loss_T: Tensor
-    clipped_T: Tensor
-    dual_clipped_T: Tensor
+    loss_T: "Tensor"
+    clipped_T: "Tensor"
+    dual_clipped_T: "Tensor"
 
 
 def clipped_policy_loss(
-    ratio_T: Tensor, advantage_T: Tensor, *, clip_low: float, clip_high: float, dual_clip: float | None = None
+    ratio_T: "Tensor",
+    advantage_T: "Tensor",
+    *,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
 ) -> Clipped:
     """max(-r A, -clip(r, 1 - clip_low, 1 + clip_high) A); with dual_clip c, at most -c A where A < 0.
 
@@ -37,11 +42,17 @@ def clipped_policy_loss(
     """
     plain_T = -ratio_T * advantage_T
     bounded_T = -ratio_T.clamp(1 - clip_low, 1 + clip_high) * advantage_T
-    loss_T = torch.maximum(plain_T, bounded_T)
+    loss_T = plain_T.maximum(bounded_T)
     clipped_T = bounded_T > plain_T
-    dual_clipped_T = torch.zeros_like(clipped_T)
+    dual_clipped_T = clipped_T.new_zeros(clipped_T.shape)
     if dual_clip is not None:
         limit_T = -dual_clip * advantage_T
         dual_clipped_T = (advantage_T < 0) & (loss_T > limit_T)
-        loss_T = torch.where(dual_clipped_T, limit_T, loss_T)
+        loss_T = limit_T.where(dual_clipped_T, loss_T)
     return Clipped(loss_T, clipped_T, dual_clipped_T)
+
+
+def unclipped(loss_T: "Tensor") -> Clipped:
+    """A loss [T] that no clip touches."""
+    nowhere_T = loss_T.detach() != loss_T.detach()
+    return Clipped(loss_T, nowhere_T, nowhere_T)

@@ -4,8 +4,9 @@ from typing import Annotated, Self
 
 from pydantic import WithJsonSchema, field_validator, model_validator
 
+from relax_core.algorithms.algorithm import Algorithm
 from relax_core.algorithms.kinds import Correction, KlEstimator, Reduction
-from relax_core.algorithms.registry import Algorithm, algorithm_names, get_algorithm
+from relax_core.algorithms.registry import algorithm_names, get_algorithm
 from relax_core.config.section import Section, setting
 
 _TRUNCATED_CAP = 2.0
@@ -16,13 +17,14 @@ class AlgorithmConfig(Section):
     """Which algorithm trains the policy, and with which coefficients."""
 
     name: Annotated[str, WithJsonSchema({"type": "string", "enum": list(algorithm_names())})] = setting(
-        "grpo", "Algorithm that trains the policy."
+        "grpo", "Algorithm that trains the policy, or your own as module:name."
     )
     reduction: Reduction | None = setting(
         None,
         "How per-token losses become one: mean over all tokens (token_mean), over sequences of their token "
-        "means (sequence_mean), over groups of their token means (group_mean), or the sum over tokens "
-        "divided by sequences times fixed_length (fixed_length); null takes the algorithm's own.",
+        "means (sequence_mean), over groups of their token means (group_mean), over sequences of their token "
+        "sums (sequence_sum), or the sum over tokens divided by sequences times fixed_length (fixed_length); "
+        "null takes the algorithm's own.",
     )
     fixed_length: int | None = setting(
         None,
@@ -33,12 +35,17 @@ class AlgorithmConfig(Section):
     advantage_eps: float = setting(
         1e-6, "Added to the std of a group's scores before dividing by it.", gt=0, allow_inf_nan=False
     )
-    clip_low: float = setting(
-        0.2, "The policy ratio is clipped below 1 - clip_low where the advantage is negative.", gt=0, lt=1
+    clip_low: float | None = setting(
+        None,
+        "The policy ratio is clipped below 1 - clip_low where the advantage is negative; null takes the "
+        "algorithm's own, 0.2 for most.",
+        gt=0,
+        le=1,
     )
-    clip_high: float = setting(
-        0.28,
-        "The policy ratio is clipped above 1 + clip_high where the advantage is positive.",
+    clip_high: float | None = setting(
+        None,
+        "The policy ratio is clipped above 1 + clip_high where the advantage is positive; null takes the "
+        "algorithm's own, 0.28 for most.",
         gt=0,
         le=1e9,
     )
@@ -48,10 +55,16 @@ class AlgorithmConfig(Section):
         gt=1,
         allow_inf_nan=False,
     )
-    kl: KlEstimator = setting(
-        "low_var",
-        "Estimator of KL(policy || reference). As a loss, k1 has a gradient of mean zero: "
-        "take k2, k3 or low_var there.",
+    gate_positive: float = setting(
+        1.0, "Steepness of SAPO's gate where the advantage is positive.", gt=0, le=1e3
+    )
+    gate_negative: float = setting(
+        1.05, "Steepness of SAPO's gate where the advantage is not positive.", gt=0, le=1e3
+    )
+    kl: KlEstimator | None = setting(
+        None,
+        "Estimator of KL(policy || reference); null takes the algorithm's own, low_var for most. As a loss, "
+        "k1 has a gradient of mean zero: take k2, k3 or low_var there.",
     )
     kl_loss_coef: float = setting(0.0, "Weight of the KL as a loss term.", ge=0, allow_inf_nan=False)
     kl_reward_coef: float = setting(
@@ -85,11 +98,30 @@ class AlgorithmConfig(Section):
         return self.reduction or self.algorithm.default_reduction
 
     @property
+    def clip_range(self) -> tuple[float, float]:
+        """Distances below and above 1 in use: those set, or the algorithm's own."""
+        low, high = self.algorithm.clip
+        return (
+            low if self.clip_low is None else self.clip_low,
+            high if self.clip_high is None else self.clip_high,
+        )
+
+    @property
+    def kl_estimator(self) -> KlEstimator:
+        """The estimator in use: the one set, or the algorithm's own."""
+        return self.kl or self.algorithm.default_kl
+
+    @property
+    def correction_in_use(self) -> Correction:
+        """The correction, none where the algorithm has no place for one."""
+        return self.correction if "correction" in self.algorithm.settings else "none"
+
+    @property
     def correction_band(self) -> tuple[float, float]:
         """(lower, upper) end of the importance weight in use; (0, inf) without a correction."""
-        if self.correction == "none":
+        if self.correction_in_use == "none":
             return 0.0, float("inf")
-        if self.correction == "truncated":
+        if self.correction_in_use == "truncated":
             return 0.0, _TRUNCATED_CAP if self.correction_high is None else self.correction_high
         low, high = _ICEPOP_BAND
         return (
@@ -100,12 +132,13 @@ class AlgorithmConfig(Section):
     @property
     def needs_reference(self) -> bool:
         """Whether log-probs of a frozen reference model are needed."""
-        return self.kl_loss_coef > 0 or self.kl_reward_coef > 0
+        return self.algorithm.needs_reference or self.kl_loss_coef > 0 or self.kl_reward_coef > 0
 
     @field_validator("name")
     @classmethod
-    def _name_is_registered(cls, name: str) -> str:
-        return get_algorithm(name).name
+    def _name_is_known(cls, name: str) -> str:
+        get_algorithm(name)
+        return name
 
     @model_validator(mode="after")
     def _combination_is_possible(self) -> Self:

@@ -8,8 +8,5 @@ KlEstimator = Literal["k1", "k2", "k3", "low_var"]
 Correction = Literal["none", "truncated", "icepop"]
 """How the gap between trainer and rollout log-probs is corrected; see `importance_weight`."""
 
-Reduction = Literal["token_mean", "sequence_mean", "group_mean", "fixed_length"]
+Reduction = Literal["token_mean", "sequence_mean", "group_mean", "fixed_length", "sequence_sum"]
 """How per-token values become one number; see `sequence_weights`."""
-
-Advantage = Literal["group_std", "group_centred"]
-"""How the scores of a group become advantages; see `group_advantages`."""

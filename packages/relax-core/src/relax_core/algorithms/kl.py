@@ -3,17 +3,18 @@
 Axes: T packed tokens.
 """
 
-from typing import assert_never
-
-from torch import Tensor
+from typing import TYPE_CHECKING, assert_never
 
 from relax_core.algorithms.kinds import KlEstimator
 from relax_core.algorithms.ratio import MAX_LOG_RATIO
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 _LOW_VAR_BOUND = 10.0
 
 
-def kl_estimate(kind: KlEstimator, logprob_T: Tensor, ref_logprob_T: Tensor) -> Tensor:
+def kl_estimate(kind: KlEstimator, logprob_T: "Tensor", ref_logprob_T: "Tensor") -> "Tensor":
     """KL(policy || reference) of each token, for tokens sampled from the policy.
 
     With d = log-prob of the policy - log-prob of the reference (Schulman 2020, "Approximating KL Divergence",

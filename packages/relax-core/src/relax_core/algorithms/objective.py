@@ -9,11 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from relax_core.algorithms.clipping import clipped_policy_loss
+from relax_core.algorithms.algorithm import PolicyTokens
 from relax_core.algorithms.config import AlgorithmConfig
 from relax_core.algorithms.importance import importance_weight
 from relax_core.algorithms.kl import kl_estimate
 from relax_core.algorithms.ratio import bounded_ratio
+from relax_core.algorithms.sequences import Sequences
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,10 @@ def policy_objective(
     advantage_T: Tensor,
     entropy_T: Tensor | None,
     mask_T: Tensor,
+    sequences: Sequences | None = None,
+    columns: Mapping[str, Tensor] | None = None,
 ) -> Objective:
-    """Terms of GRPO-like algorithms: importance weight x clipped policy loss, KL and entropy.
+    """Terms of a policy gradient: importance weight x the algorithm's policy loss, KL and entropy.
 
     The policy ratio is exp(logprob - old_logprob), its exponent held within +-20 so that it stays finite.
     Positions outside of the mask are never read: NaN there reaches neither a value nor a gradient.
@@ -67,6 +70,8 @@ def policy_objective(
         advantage_T: [T] float.
         entropy_T: [T] float, of the policy's distribution, with gradient; None if no bonus is wanted.
         mask_T: [T] bool, the completion's tokens.
+        sequences: which completion each token belongs to; one for all when None.
+        columns: [T] float by name, what else the algorithm's policy loss reads.
 
     Returns:
         terms: policy (1), kl (kl_loss_coef) if there is a reference, entropy (-entropy_coef) if given.
@@ -86,9 +91,12 @@ def policy_objective(
 
     logprob_T, old_logprob_T, advantage_T = inside(logprob_T), inside(old_logprob_T), inside(advantage_T)
     ratio_T = bounded_ratio(logprob_T - old_logprob_T)
-    clipped = clipped_policy_loss(
-        ratio_T, advantage_T, clip_low=cfg.clip_low, clip_high=cfg.clip_high, dual_clip=cfg.dual_clip
-    )
+    policy_loss = cfg.algorithm.policy_loss
+    assert policy_loss is not None, "the algorithm has no policy ratio"
+    if sequences is None:
+        sequences = Sequences(torch.zeros_like(mask_T, dtype=torch.int64), 1)
+    tokens = PolicyTokens(logprob_T, old_logprob_T, advantage_T, sequences, columns or {})
+    clipped = policy_loss(tokens, cfg)
     weight_T = torch.ones_like(old_logprob_T)
     diagnostics = {
         "ratio": ratio_T,
@@ -99,15 +107,18 @@ def policy_objective(
     if rollout_logprob_T is not None:
         rollout_logprob_T = inside(rollout_logprob_T)
         low, high = cfg.correction_band
-        weight_T = importance_weight(cfg.correction, old_logprob_T, rollout_logprob_T, low=low, high=high)
-        gap_T = old_logprob_T - rollout_logprob_T
+        kind = cfg.correction_in_use
+        weight_T = importance_weight(kind, old_logprob_T, rollout_logprob_T, low=low, high=high)
+        # Where the ratio is to the engine, only the present weights tell what the trainer thinks.
+        trainer_T = logprob_T.detach() if cfg.algorithm.ratio_to == "rollout" else old_logprob_T
+        gap_T = trainer_T - rollout_logprob_T
         diagnostics["logprob_gap"] = gap_T.abs()
-        changed_T = torch.zeros_like(mask_T) if cfg.correction == "none" else _outside_band(gap_T, low, high)
+        changed_T = torch.zeros_like(mask_T) if kind == "none" else _outside_band(gap_T, low, high)
         diagnostics["correction_fraction"] = changed_T
     diagnostics["importance_weight"] = weight_T
     terms = {"policy": Term(inside(weight_T * clipped.loss_T), 1.0)}
     if ref_logprob_T is not None:
-        kl_T = inside(kl_estimate(cfg.kl, logprob_T, inside(ref_logprob_T)))
+        kl_T = inside(kl_estimate(cfg.kl_estimator, logprob_T, inside(ref_logprob_T)))
         terms["kl"] = Term(kl_T, cfg.kl_loss_coef)
         diagnostics["kl"] = kl_T
     if entropy_T is not None:
@@ -139,7 +150,7 @@ def _check_inputs(
     cfg: AlgorithmConfig, rollout_T: Tensor | None, ref_T: Tensor | None, entropy_T: Tensor | None
 ) -> None:
     missing = []
-    if cfg.correction != "none" and rollout_T is None:
+    if cfg.correction_in_use != "none" and rollout_T is None:
         missing.append(
             f"correction {cfg.correction!r} needs rollout_logprob_T: give it, or set correction to none"
         )

@@ -54,6 +54,7 @@ def sequence_weights(
         sequence_mean  w = 1 / its tokens         Z = sequences    GRPO, arXiv 2402.03300, equation 3
         group_mean     w = 1 / its group's tokens Z = groups       token mean per prompt, mean over prompts
         fixed_length   w = 1 / fixed_length       Z = sequences    Dr. GRPO, arXiv 2503.20783, section 3.2
+        sequence_sum   w = 1                      Z = sequences    log-prob of a whole completion, as in RLOO
 
     Invariants: the weights of a sequence depend on the whole batch only through `group_tokens`; Z summed over
     the parts of any split of a batch is that of the batch.
@@ -80,6 +81,8 @@ def sequence_weights(
                 f"reduction 'fixed_length' needs a fixed_length of at least 1 token, not {fixed_length}"
             )
         return SequenceWeights(tuple(c / fixed_length for c in counted), float(sum(counted)))
+    if kind == "sequence_sum":
+        return SequenceWeights(tuple(float(c) for c in counted), float(sum(counted)))
     if kind == "group_mean":
         return _group_mean(token_counts, group_ids, group_tokens)
     assert_never(kind)

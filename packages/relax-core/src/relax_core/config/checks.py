@@ -10,7 +10,7 @@ from relax_core.cluster.config import ClusterConfig
 from relax_core.config.problems import Problem
 from relax_core.data.config import DataConfig
 from relax_core.device.parallel import ParallelConfig
-from relax_core.loop.config import EvalConfig, RolloutConfig, SftConfig
+from relax_core.loop.config import EvalConfig, RewardConfig, RolloutConfig, SftConfig
 from relax_core.model.settings import ModelSettings
 from relax_core.run.config import RunConfig
 from relax_core.trainer.config import TrainerConfig
@@ -150,6 +150,38 @@ def _reference_is_read(algorithm: AlgorithmConfig, model: ModelSettings) -> Iter
         )
 
 
+def _on_policy_alone(algorithm: AlgorithmConfig, trainer: TrainerConfig) -> Iterator[Problem]:
+    if algorithm.algorithm.on_policy and trainer.optimizer_steps_per_batch > 1:
+        yield Problem(
+            ("trainer", "optimizer_steps_per_batch"),
+            f"algorithm {algorithm.name} has no policy ratio: a batch is good for one step of the weights "
+            "that sampled it",
+            given=str(trainer.optimizer_steps_per_batch),
+            allowed="1",
+        )
+
+
+def _groups_are_filtered(algorithm: AlgorithmConfig, rollout: RolloutConfig) -> Iterator[Problem]:
+    if algorithm.algorithm.needs_dynamic_sampling and not rollout.dynamic_sampling:
+        yield Problem(
+            ("rollout", "dynamic_sampling"),
+            f"algorithm {algorithm.name} drops groups whose rewards are all equal; without that it is grpo "
+            "with algorithm.reduction token_mean",
+            given="false",
+            allowed="true",
+        )
+
+
+def _overlong_zone_fits(reward: RewardConfig, rollout: RolloutConfig) -> Iterator[Problem]:
+    if reward.overlong_tokens > rollout.max_new_tokens:
+        yield Problem(
+            ("reward", "overlong_tokens"),
+            f"completions are cut at {rollout.max_new_tokens} tokens, and the zone lies before that",
+            given=str(reward.overlong_tokens),
+            allowed=f"an integer, at most {rollout.max_new_tokens}",
+        )
+
+
 CHECKS: tuple[Check, ...] = (
     Check(("trainer", "run"), _warmup_fits),
     Check(("algorithm", "rollout", "sft", "trainer"), _batch_can_be_split),
@@ -160,4 +192,7 @@ CHECKS: tuple[Check, ...] = (
     Check(("cluster", "algorithm"), _only_sampling_can_run_ahead),
     Check(("cluster", "algorithm"), _stale_samples_are_corrected),
     Check(("algorithm", "model"), _reference_is_read),
+    Check(("algorithm", "trainer"), _on_policy_alone),
+    Check(("algorithm", "rollout"), _groups_are_filtered),
+    Check(("reward", "rollout"), _overlong_zone_fits),
 )

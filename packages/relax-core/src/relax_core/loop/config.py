@@ -99,6 +99,23 @@ class RewardConfig(Section):
     )
     concurrency: int = setting(4, "Completions scored at the same time.", unit="completions", ge=1)
     failed_score: float = setting(0.0, "Reward of a completion whose scoring failed.", ge=-1e30, le=1e30)
+    overlong_tokens: int = setting(
+        0,
+        "Tokens before rollout.max_new_tokens over which a completion loses up to overlong_penalty of its "
+        "reward, linearly (DAPO's soft punishment); only advantages see it. 0 is off.",
+        unit="tokens",
+        ge=0,
+    )
+    overlong_penalty: float = setting(1.0, "What a completion of full length loses.", gt=0, le=1e30)
+
+    @model_validator(mode="after")
+    def _penalty_needs_a_zone(self) -> Self:
+        if self.overlong_tokens == 0 and self.overlong_penalty != 1.0:
+            raise ValueError(
+                f"overlong_penalty {self.overlong_penalty:g} has no effect while overlong_tokens is 0: set "
+                "overlong_tokens, or leave overlong_penalty at 1"
+            )
+        return self
 
 
 class EvalConfig(Section):

@@ -12,6 +12,7 @@ from torch import Tensor
 from relax_core.algorithms import (
     AlgorithmConfig,
     Objective,
+    Sequences,
     policy_objective,
     sequence_weights,
     sft_objective,
@@ -22,10 +23,10 @@ from relax_core.trainer.sample import Sample
 
 
 class PolicyObjective:
-    """GRPO-like policy gradients on sampled completions.
+    """Policy gradients on sampled completions.
 
-    Reads the columns `advantage` and `rollout_logprob`, `old_logprob` unless `on_policy`, and `ref_logprob`
-    where the algorithm has a KL loss.
+    Reads the columns `advantage` and `rollout_logprob`, `old_logprob` unless `on_policy` or the algorithm
+    compares with the engine, and `ref_logprob` where it has a KL loss.
 
     Args:
         config: the algorithm.
@@ -55,17 +56,24 @@ class PolicyObjective:
             {**{f"{name}_loss": denominator for name in names}, **dict.fromkeys(self._diagnostics, tokens)},
         )
 
-    def terms(self, scored: LogProbs, columns_S: Mapping[str, Tensor]) -> Terms:
-        """Importance weight x clipped policy loss, KL and entropy."""
+    @property
+    def needs_scores(self) -> bool:
+        """As the algorithm says."""
+        return self.config.algorithm.needs_scores
+
+    def terms(self, scored: LogProbs, columns_S: Mapping[str, Tensor], sequences: Sequences) -> Terms:
+        """Importance weight x policy loss, KL and entropy."""
         objective = policy_objective(
             self.config,
             logprob_T=scored.logprob_T,
-            old_logprob_T=scored.logprob_T.detach() if self._on_policy else columns_S["old_logprob"],
+            old_logprob_T=self._old(scored, columns_S),
             rollout_logprob_T=columns_S["rollout_logprob"],
             ref_logprob_T=columns_S["ref_logprob"] if self.config.kl_loss_coef > 0 else None,
             advantage_T=columns_S["advantage"],
             entropy_T=scored.entropy_T,
             mask_T=torch.ones_like(scored.logprob_T, dtype=torch.bool),
+            sequences=sequences,
+            columns=columns_S,
         )
         terms = _loss_terms(objective, columns_S["weight"])
         ones_S = torch.ones_like(scored.logprob_T)
@@ -74,6 +82,11 @@ class PolicyObjective:
         ]
         gap_S = objective.diagnostics["logprob_gap"]
         return Terms(terms, {"logprob_gap": gap_S.max() if len(gap_S) else gap_S.sum()})
+
+    def _old(self, scored: LogProbs, columns_S: Mapping[str, Tensor]) -> Tensor:
+        if self.config.algorithm.ratio_to == "rollout":
+            return columns_S["rollout_logprob"]
+        return scored.logprob_T.detach() if self._on_policy else columns_S["old_logprob"]
 
     @property
     def _diagnostics(self) -> tuple[str, ...]:
@@ -87,6 +100,7 @@ class SftObjective:
 
     temperature = 1.0
     with_entropy = False
+    needs_scores = False
 
     def __init__(self, config: AlgorithmConfig) -> None:
         self.config = config
@@ -96,7 +110,7 @@ class SftObjective:
         weighted, denominator = weigh(self.config, samples)
         return Prepared(weighted, {"sft_loss": denominator})
 
-    def terms(self, scored: LogProbs, columns_S: Mapping[str, Tensor]) -> Terms:
+    def terms(self, scored: LogProbs, columns_S: Mapping[str, Tensor], sequences: Sequences) -> Terms:
         """The negative log-likelihood."""
         mask_S = torch.ones_like(scored.logprob_T, dtype=torch.bool)
         return Terms(

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeVar
 
-import torch
 from relax_rollout import EngineError, SamplingParams
 from relax_rollout.rewards import load_reward
 
-from relax_core.algorithms import group_advantages, kl_estimate, penalised_scores
+from relax_core.algorithms.shaping import overlong_penalty
 from relax_core.config.root import RelaxConfig
 from relax_core.data import DataSet, Prompt, load_prompts
+from relax_core.loop.advantages import mean_advantages, with_advantages
 from relax_core.loop.drive import StepResult
 from relax_core.loop.fit import refuse_unfit
 from relax_core.loop.groups import Group, group_samples, rollout_metrics, sample_records
@@ -173,30 +173,34 @@ class RlLoop:
         """Samples with advantages, and with the log-probs that the algorithm needs beside the rollout's."""
         config = self._config.algorithm
         samples = group_samples(groups)
-        score_N = torch.tensor([score for group in groups for score in group.scores], dtype=torch.float64)
         with self._recorder.phase("logprob"):
-            if not self._on_policy or config.kl_reward_coef > 0:
+            if self._needs_old:
                 samples = self._scored("old_logprob", samples)
             if config.needs_reference:
                 samples = self._scored("ref_logprob", samples, reference=True)
-        if config.kl_reward_coef > 0:
-            score_N = _penalised(samples, score_N, config.kl, config.kl_reward_coef)
-        advantage = config.algorithm.advantage
-        assert advantage is not None
-        advantage_N = group_advantages(
-            score_N, torch.tensor([s.group for s in samples]), kind=advantage, eps=config.advantage_eps
-        )
-        samples = [
-            sample.with_columns(advantage=torch.full_like(sample.mask_L, float(value)))
-            for sample, value in zip(samples, advantage_N, strict=True)
+        samples = with_advantages(samples, self._shaped_scores(groups), config)
+        return samples, mean_advantages(samples)
+
+    def _shaped_scores(self, groups: Sequence[Group]) -> list[float]:
+        reward, longest = self._config.reward, self._config.rollout.max_new_tokens
+        return [
+            member.result.score
+            - reward.overlong_penalty
+            * overlong_penalty(len(member.completion.token_ids), longest=longest, zone=reward.overlong_tokens)
+            for group in groups
+            for member in group.members
         ]
-        return samples, advantage_N.tolist()
 
     def _scored(self, column: str, samples: Sequence[Sample], *, reference: bool = False) -> list[Sample]:
         scores = self._session.policy.score(
             samples, temperature=self._config.rollout.temperature, reference=reference
         )
         return [sample.with_columns(**{column: score}) for sample, score in zip(samples, scores, strict=True)]
+
+    @property
+    def _needs_old(self) -> bool:
+        config = self._config.algorithm
+        return config.kl_reward_coef > 0 or not (self._on_policy or config.algorithm.ratio_to == "rollout")
 
     @property
     def _on_policy(self) -> bool:
@@ -254,14 +258,3 @@ def open_rl(config: RelaxConfig, session: Session[Policy], recorder: Recorder) -
     task = open_task(config, session)
     with session.rollout() as rollout:
         yield RlLoop(config, session, recorder, rollout, task)
-
-
-def _penalised(samples: Sequence[Sample], score_N: torch.Tensor, kind: Any, coef: float) -> torch.Tensor:
-    lengths = [len(sample.mask_L) for sample in samples]
-    kl_T = kl_estimate(
-        kind,
-        torch.cat([sample.columns["old_logprob"] for sample in samples]),
-        torch.cat([sample.columns["ref_logprob"] for sample in samples]),
-    )
-    mask_T = torch.cat([sample.mask_L for sample in samples]).bool()
-    return penalised_scores(score_N, kl_T.to(score_N.dtype), mask_T, lengths, coef)

@@ -11,6 +11,7 @@ from unittest.mock import patch
 import torch
 from relax_bridge.partition import Component, Cut, Split
 
+from relax_core.algorithms import Sequences
 from relax_core.device import World
 from relax_core.loss import LossReducer
 from relax_core.model import Qwen35Model
@@ -109,6 +110,17 @@ def _draft_embedding_not_detached(row: Row) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _ratio_of_own_piece(row: Row) -> Iterator[None]:
+    init = Sequences.__init__
+
+    def alone(self: Any, index_T: torch.Tensor, count: int, add_over_context: Any = None) -> None:
+        init(self, index_T, count)
+
+    with patch.object(Sequences, "__init__", alone):
+        yield
+
+
 FAULTS: Mapping[str, Callable[[Row], Any]] = {
     "the loss is divided by the context size": _loss_divided_by_context,
     "the draft loss counts the tokens of its own piece": _draft_count_of_own_piece,
@@ -118,4 +130,5 @@ FAULTS: Mapping[str, Callable[[Row], Any]] = {
     "fused rows are cut as one block": _fused_rows_cut_as_one_block,
     "draft labels leak from one sample into the next": _draft_labels_of_the_next_sample,
     "the draft loss reaches the embedding": _draft_embedding_not_detached,
+    "the ratio of a completion counts the tokens of its own piece": _ratio_of_own_piece,
 }

@@ -27,6 +27,10 @@ _EP = {"expert": 2}
 _MANY_EXPERTS = {"num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 4}
 _TIED_JOINED: dict[str, Any] = {"model": _TIED, "draft": _JOINED}
 
+_SMALL = {"micro_batch_tokens": 16}
+ALGORITHMS = ("gspo", "cispo", "sapo", "rloo", "reinforce_plus_plus")
+"""One of each policy loss; the others differ in advantages and settings alone."""
+
 ROWS: tuple[Row, ...] = (
     # One rank: what must not matter there either.
     Row("micro-batches", 1, trainer={"micro_batch_tokens": 16}, mtp=1, quick=True),
@@ -102,6 +106,9 @@ ROWS: tuple[Row, ...] = (
     Row("moe-tp2-sp-ep2", 4, {**_SP, **_EP}, family="moe", mtp=1, balance=0.5),
     Row("moe-tp2-sp-ep2-etp1-dp2", 4, {**_SP, **_EP, "expert_tensor": 1}, family="moe", mtp=1, balance=0.5),
     Row("moe-pp2-ep2-mtp1-tied", 4, {**_PP, **_EP}, family="moe", mtp=1, balance=0.5, **_TIED_JOINED),
+    # Algorithms: any split of a batch, and completions that lie on two ranks.
+    *(Row(f"micro-batches-{name}", 1, trainer=_SMALL, objective=name, quick=True) for name in ALGORITHMS),
+    *(Row(f"cp2-{name}", 2, _CP, objective=name) for name in ALGORITHMS),
     # Recompute on top.
     Row("tp2-sp-selective-mtp1", 2, _SP, trainer=_SELECTIVE, mtp=1),
     Row("tp2-sp-full-mtp1", 2, _SP, trainer=_FULL, mtp=1),

@@ -79,7 +79,7 @@ def step_samples(row: Row) -> list[list[Sample]]:
                 "old_logprob": column(length) * 0.3 - 4.5,
                 "ref_logprob": column(length) * 0.3 - 4.5,
             }
-            samples.append(Sample(tokens_L, mask_L, group // 2, columns if row.objective == "policy" else {}))
+            samples.append(Sample(tokens_L, mask_L, group // 2, {} if row.objective == "sft" else columns))
         steps.append(samples)
     return steps
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from relax_bridge import model_map
 from torch import Tensor
 
-from relax_core.algorithms import AlgorithmConfig
+from relax_core.algorithms import AlgorithmConfig, get_algorithm
 from relax_core.device import ParallelConfig, World
 from relax_core.loop.objectives import PolicyObjective, SftObjective
 from relax_core.model import MtpConfig, Qwen35Config
@@ -93,7 +93,10 @@ def make_objective(row: Row) -> TrainingObjective:
     """The row's loss."""
     if row.objective == "sft":
         return SftObjective(AlgorithmConfig(name="sft"))
-    config = AlgorithmConfig(name="grpo", kl_loss_coef=0.05, entropy_coef=0.01)
+    name = "grpo" if row.objective == "policy" else row.objective
+    # Bounds between which about half of the random ratios lie, so that clips act.
+    clip = {"clip_low": 0.3, "clip_high": 0.3} if "clip_low" in get_algorithm(name).settings else {}
+    config = AlgorithmConfig(name=name, kl_loss_coef=0.05, entropy_coef=0.01, **clip)
     return PolicyObjective(config, temperature=0.9, max_new_tokens=32, on_policy=False)
 
 

@@ -10,6 +10,7 @@ from typing import Protocol
 from relax_kernels import LogProbs
 from torch import Tensor
 
+from relax_core.algorithms import Sequences
 from relax_core.loss import LossTerm
 from relax_core.trainer.sample import Sample
 
@@ -48,10 +49,15 @@ class TrainingObjective(Protocol):
         """Whether `terms` reads the entropy of each position."""
         ...
 
+    @property
+    def needs_scores(self) -> bool:
+        """Whether `prepare` reads a column `logprob`: the targets' log-probs under the present weights."""
+        ...
+
     def prepare(self, samples: Sequence[Sample]) -> Prepared:
         """Fixes weights and denominators over the whole mini-batch of one optimizer step."""
         ...
 
-    def terms(self, scored: LogProbs, columns_S: Mapping[str, Tensor]) -> Terms:
-        """The loss terms of one micro-batch."""
+    def terms(self, scored: LogProbs, columns_S: Mapping[str, Tensor], sequences: Sequences) -> Terms:
+        """The loss terms of one micro-batch, on every context-parallel rank alike."""
         ...

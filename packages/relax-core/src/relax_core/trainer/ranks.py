@@ -60,6 +60,12 @@ class Ranks:
             dist.all_reduce(values, op=dist.ReduceOp.MAX, group=group)
         return values
 
+    def add_over_context(self, values: Tensor) -> Tensor:
+        """The sum over the context-parallel ranks, in place; what each rank has of the same sequences."""
+        if self.parallel.context > 1:
+            dist.all_reduce(values, group=parallel_state.get_context_parallel_group())
+        return values
+
     def whole_row(self, mine_T: Tensor, places_T: Tensor) -> Tensor:
         """A row from the parts that the context-parallel ranks hold: [T] -> [T * ranks].
 

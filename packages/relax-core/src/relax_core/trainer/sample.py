@@ -76,6 +76,7 @@ class MicroBatch:
         targets_S: int64 [S], the token each of them predicts.
         columns_S: float32 [S] by name, of the predicted token.
         drafts: one per draft depth.
+        sequence_S: int64 [S], which member each predicted token belongs to.
         predicted_S: int64 [S] on the host, where in the whole row the predicted tokens lie.
         row_places_T: int64, where in the whole row the parts of all context-parallel ranks lie, in rank
             order; None if this rank has the whole row, or no draft layer needs it.
@@ -88,6 +89,7 @@ class MicroBatch:
     targets_S: Tensor
     columns_S: Mapping[str, Tensor]
     drafts: tuple[Draft, ...]
+    sequence_S: Tensor
     predicted_S: Tensor
     row_places_T: Tensor | None
 
@@ -136,6 +138,7 @@ class MicroBatch:
                 for name in samples[0].columns
             },
             drafts=tuple(row.draft(depth, device) for depth in range(draft_depths)),
+            sequence_S=layout.sample_ids_T[predicted_S].to(device),
             predicted_S=predicted_S,
             row_places_T=(
                 zigzag_order(layout.padded_total, context_size).to(device)

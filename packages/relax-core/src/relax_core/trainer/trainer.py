@@ -13,6 +13,7 @@ import torch
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
+from relax_core.algorithms import Sequences
 from relax_core.device import ParallelConfig
 from relax_core.loss import LossReducer
 from relax_core.model import LoadBalance, MtpConfig, Qwen35Model
@@ -112,6 +113,9 @@ class Trainer:
         Raises:
             NonFiniteGradientError: the gradient holds inf or NaN; the weights are as before.
         """
+        if objective.needs_scores:
+            scores = self.score(samples, temperature=objective.temperature)
+            samples = [s.with_columns(logprob=score) for s, score in zip(samples, scores, strict=True)]
         prepared = objective.prepare(samples)
         samples = prepared.samples
         depths = self._draft_depths
@@ -242,7 +246,8 @@ class Trainer:
             temperature=objective.temperature,
             with_entropy=objective.with_entropy,
         )
-        terms: Terms = objective.terms(scored, batch.columns_S)
+        sequences = Sequences(batch.sequence_S, max(1, len(batch.members)), self.ranks.add_over_context)
+        terms: Terms = objective.terms(scored, batch.columns_S, sequences)
         drafts = draft_terms(
             model,
             hidden_TD,
