@@ -95,7 +95,9 @@ def make_objective(row: Row) -> TrainingObjective:
         return SftObjective(AlgorithmConfig(name="sft"))
     name = "grpo" if row.objective == "policy" else row.objective
     # Bounds between which about half of the random ratios lie, so that clips act.
-    clip = {"clip_low": 0.3, "clip_high": 0.3} if "clip_low" in get_algorithm(name).settings else {}
+    clip: dict[str, Any] = (
+        {"clip_low": 0.3, "clip_high": 0.3} if "clip_low" in get_algorithm(name).settings else {}
+    )
     config = AlgorithmConfig(name=name, kl_loss_coef=0.05, entropy_coef=0.01, **clip)
     return PolicyObjective(config, temperature=0.9, max_new_tokens=32, on_policy=False)
 
