@@ -10,7 +10,7 @@ from relax_core.data import ExampleStream, Prompt
 from relax_core.loop.config import RolloutConfig
 from relax_core.loop.groups import Group, Scored
 from relax_core.loop.streaming import Streaming, staleness_metrics
-from relax_rollout import Completion
+from relax_core.loop.trajectory import Trajectory
 from relax_rollout.rewards import RewardResult
 
 RECORDER = SimpleNamespace(phase=lambda name: nullcontext())
@@ -34,11 +34,10 @@ class Sampled:
         gate = self.gates.setdefault(prompt.id, asyncio.Event())
         if not self.at_once:
             await gate.wait()
-        (self.begun[prompt.id], self.version)
         members = [
             Scored(
-                Completion(
-                    f"{prompt.id}.{i}", (1, 2), (-0.5, -0.25), (self.begun[prompt.id], self.version), "stop"
+                Trajectory(
+                    (1, 2), (-0.5, -0.25), (self.begun[prompt.id], self.version), (True, True), "stop"
                 ),
                 "text",
                 RewardResult(score=float(i if prompt.id not in self.dull else 0)),
@@ -74,7 +73,7 @@ def test_no_group_is_begun_more_versions_before_it_is_trained_than_allowed(stale
             for _ in range(10):
                 await asyncio.sleep(0)
             batch = await ahead.take(step)
-            ages += [step - 1 - group.members[0].completion.versions[0] for group in batch.groups]
+            ages += [step - 1 - group.members[0].trajectory.versions[0] for group in batch.groups]
             sampler.version = step
             await ahead.advance(step)
         return ages
@@ -141,7 +140,7 @@ def test_a_saved_queue_goes_on_with_its_finished_groups_and_samples_the_others_a
     batches, begun, kept = asyncio.run(second(state))
     assert batches == [["p2", "p3"], ["p4", "p5"]]
     assert set(begun) == {"p2", "p4", "p5"}
-    assert kept.members[1].completion == Completion("p3.1", (1, 2), (-0.5, -0.25), (0, 0), "stop")
+    assert kept.members[1].trajectory == Trajectory((1, 2), (-0.5, -0.25), (0, 0), (True, True), "stop")
     assert kept.members[1].result.score == 1.0
 
 
@@ -163,9 +162,10 @@ def test_groups_without_spread_are_replaced_by_later_prompts_and_counted():
 def test_ages_are_counted_from_the_version_that_a_step_trains():
     def group(*versions):
         tokens = tuple(range(len(versions)))
-        completion = Completion("c", tokens, (0.0,) * len(versions), versions, "stop")
+        drawn = (True,) * len(versions)
+        trajectory = Trajectory(tokens, (0.0,) * len(versions), versions, drawn, "stop")
         prompt = Prompt("p", np.array([1], dtype=np.int32), "p")
-        return Group(prompt, (Scored(completion, "", RewardResult(0.0)),))
+        return Group(prompt, (Scored(trajectory, "", RewardResult(0.0)),))
 
     found = staleness_metrics((group(3, 3, 4), group(4, 4)), 5)
     assert found == {"staleness_mean": 2 / 5, "staleness_max": 1, "mixed_fraction": 0.5}

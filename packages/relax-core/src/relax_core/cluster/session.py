@@ -24,7 +24,7 @@ from relax_core.config.root import RelaxConfig
 from relax_core.data import load_tokenizer
 from relax_core.device.registry import choose_device
 from relax_core.loop.checkpoints import open_model
-from relax_core.loop.rollout import Rollout, open_rewards
+from relax_core.loop.rollout import Rollout, open_environment, open_rewards
 from relax_core.loop.session import Session
 
 _BYTES = {"fp32": 4, "bf16": 2}
@@ -63,10 +63,15 @@ def open_cluster_session(config: RelaxConfig) -> Iterator[Session[RayPolicy]]:
 
 @contextmanager
 def _open_rollout(config: RelaxConfig, engines: EngineGroup) -> Iterator[Rollout]:
-    with EventThread() as runner, open_rewards(config, TaskPool) as rewards:
+    with (
+        EventThread() as runner,
+        open_rewards(config, TaskPool) as rewards,
+        open_environment(config, TaskPool) as environment,
+    ):
         runner.run(engines.open())
+        training = partial(_training, config.cluster, engines, runner)
         try:
-            yield Rollout(engines, rewards, runner, partial(_training, config.cluster, engines, runner))
+            yield Rollout(engines, rewards, runner, environment, training)
         finally:
             runner.run(engines.close())
 

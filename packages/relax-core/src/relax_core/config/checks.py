@@ -11,6 +11,7 @@ from relax_core.config.problems import Problem
 from relax_core.data.config import DataConfig
 from relax_core.device.parallel import ParallelConfig
 from relax_core.loop.config import EvalConfig, RewardConfig, RolloutConfig, SftConfig
+from relax_core.loop.environments.config import EnvironmentConfig
 from relax_core.model.settings import ModelSettings
 from relax_core.run.config import RunConfig
 from relax_core.trainer.config import TrainerConfig
@@ -140,6 +141,44 @@ def _stale_samples_are_corrected(cluster: ClusterConfig, algorithm: AlgorithmCon
         )
 
 
+def _streams_sample_no_more_than_is_trained(
+    cluster: ClusterConfig, rollout: RolloutConfig
+) -> Iterator[Problem]:
+    if cluster.placement == "colocate":
+        return
+    for name, idle in (("over_sampling", "1"), ("early_abort", "off")):
+        given = getattr(rollout, name)
+        if given != type(rollout).model_fields[name].default:
+            yield Problem(
+                ("rollout", name),
+                f"with placement {cluster.placement} no step waits for the last completions: sampling goes "
+                "on while the trainer trains",
+                given=str(given),
+                allowed=f"{idle}, or cluster.placement colocate",
+            )
+
+
+def _partial_rollouts_are_corrected(rollout: RolloutConfig, algorithm: AlgorithmConfig) -> Iterator[Problem]:
+    if rollout.early_abort == "continue" and algorithm.correction == "none":
+        yield Problem(
+            ("algorithm", "correction"),
+            "with rollout.early_abort continue completions hold tokens of older weights; nothing corrects "
+            "for it",
+            given="none",
+            allowed="truncated or icepop",
+        )
+
+
+def _environments_need_conversations(environment: EnvironmentConfig, data: DataConfig) -> Iterator[Problem]:
+    if environment.name is not None and not data.chat:
+        yield Problem(
+            ("data", "chat"),
+            "replies are rendered through the chat template",
+            given="false",
+            allowed="true, or environment.name null",
+        )
+
+
 def _reference_is_read(algorithm: AlgorithmConfig, model: ModelSettings) -> Iterator[Problem]:
     if model.reference_path is not None and not algorithm.needs_reference:
         yield Problem(
@@ -191,6 +230,9 @@ CHECKS: tuple[Check, ...] = (
     Check(("cluster", "parallel"), _ranks_hold_whole_models),
     Check(("cluster", "algorithm"), _only_sampling_can_run_ahead),
     Check(("cluster", "algorithm"), _stale_samples_are_corrected),
+    Check(("cluster", "rollout"), _streams_sample_no_more_than_is_trained),
+    Check(("rollout", "algorithm"), _partial_rollouts_are_corrected),
+    Check(("environment", "data"), _environments_need_conversations),
     Check(("algorithm", "model"), _reference_is_read),
     Check(("algorithm", "trainer"), _on_policy_alone),
     Check(("algorithm", "rollout"), _groups_are_filtered),

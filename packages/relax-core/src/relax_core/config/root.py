@@ -11,6 +11,7 @@ from relax_core.config.section import Section, setting
 from relax_core.data.config import DataConfig
 from relax_core.device.parallel import ParallelConfig
 from relax_core.loop.config import CheckpointConfig, EvalConfig, RewardConfig, RolloutConfig, SftConfig
+from relax_core.loop.environments.config import EnvironmentConfig
 from relax_core.model.mtp_config import MtpConfig
 from relax_core.model.settings import ModelSettings
 from relax_core.run.config import RunConfig
@@ -29,6 +30,7 @@ class RelaxConfig(Section):
     parallel: ParallelConfig = setting(ParallelConfig(), "How the model is spread over trainer ranks.")
     trainer: TrainerConfig = setting(TrainerConfig(), "The weight update.")
     rollout: RolloutConfig = setting(RolloutConfig(), "Sampling.")
+    environment: EnvironmentConfig = setting(EnvironmentConfig(), "What answers the model's turns.")
     reward: RewardConfig = setting(RewardConfig(), "Scoring.")
     eval: EvalConfig = setting(EvalConfig(), "Evaluation.")
     sft: SftConfig = setting(SftConfig(), "Supervised fine-tuning.")

@@ -1,7 +1,7 @@
 """Opens a data set: reads, tokenises and splits it, all before the first step."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar
@@ -50,18 +50,21 @@ class DataSet(Generic[E]):
         return ExampleStream(self.train, seed=self.seed, shuffle=self.shuffle)
 
 
-def load_prompts(cfg: DataConfig, tokenizer: Tokenizer, *, seed: int) -> DataSet[Prompt]:
+def load_prompts(
+    cfg: DataConfig, tokenizer: Tokenizer, *, seed: int, tools: Sequence[Any] = ()
+) -> DataSet[Prompt]:
     """Prompts to complete and score.
 
     Args:
         cfg: the settings.
         tokenizer: of the model.
         seed: of the run; `data.seed` takes its place if set.
+        tools: descriptions for the chat template, where a row has none of its own.
 
     Raises:
         DataError: a source cannot be read, has too many bad rows, or nothing is left.
     """
-    return _load(cfg, PromptBuilder(cfg, tokenizer), seed)
+    return _load(cfg, PromptBuilder(cfg, tokenizer, tools), seed)
 
 
 def load_samples(cfg: DataConfig, tokenizer: Tokenizer, *, seed: int) -> DataSet[Sample]:

@@ -28,10 +28,11 @@ class PromptDraft:
 
 
 class PromptBuilder:
-    """Turns rows into prompts, by the settings and a tokenizer."""
+    """Turns rows into prompts, by the settings and a tokenizer; `tools` are for rows that name none."""
 
-    def __init__(self, cfg: DataConfig, tokenizer: Tokenizer) -> None:
+    def __init__(self, cfg: DataConfig, tokenizer: Tokenizer, tools: Sequence[Any] = ()) -> None:
         self._cfg = cfg
+        self._tools = list(tools) or None
         self._tokenizer = tokenizer
         self._renderer = ChatRenderer.of(cfg, tokenizer) if cfg.chat else None
         self.length = LengthRule(cfg.max_tokens, cfg.overlong)
@@ -49,7 +50,8 @@ class PromptBuilder:
         if prompt[-1]["role"] == "assistant":
             raise RowError("the prompt ends with an assistant message: the model has nothing to answer")
         assert self._renderer is not None
-        text = self._renderer.render(prompt, tools_of(row.fields, self._cfg), open_turn=True)
+        tools = tools_of(row.fields, self._cfg) or self._tools
+        text = self._renderer.render(prompt, tools, open_turn=True)
         return [PromptDraft(row.place, text, prompt, answer, metadata)]
 
     def finish(self, drafts: Sequence[PromptDraft]) -> Iterator[Prompt | BadRow]:

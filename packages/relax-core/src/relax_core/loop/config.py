@@ -52,7 +52,37 @@ class RolloutConfig(Section):
         False, "Drops groups whose rewards are all equal and samples new prompts in their place (DAPO)."
     )
     over_sampling: float = setting(
-        1.0, "Prompts sampled per prompt wanted in each round of dynamic sampling.", ge=1, le=100
+        1.0,
+        "Prompts sampled per prompt wanted, in each round of dynamic sampling or with early_abort.",
+        ge=1,
+        le=100,
+    )
+    early_abort: Literal["off", "restart", "continue"] = setting(
+        "off",
+        "Stops the other prompts of over_sampling once enough groups are whole. They come first in the next "
+        "step: begun anew (restart), or going on under its weights with the tokens they have (continue: "
+        "partial rollouts). What is stopped depends on time, and so do the bits of the run.",
+    )
+    partial_versions: int = setting(
+        2,
+        "With early_abort, versions that the oldest token of a partial rollout may be older than the "
+        "weights that go on; it is begun anew otherwise.",
+        unit="versions",
+        ge=0,
+    )
+    request_timeout_s: float | None = setting(
+        None,
+        "Time after which one turn of a completion is ended, as if it were cut; null is no limit.",
+        unit="seconds",
+        gt=0,
+        le=1e6,
+    )
+    group_timeout_s: float | None = setting(
+        None,
+        "Time after which the completions of one prompt, or of prompts sampled together, are ended.",
+        unit="seconds",
+        gt=0,
+        le=1e6,
     )
     max_refills: int = setting(
         8,
@@ -79,11 +109,15 @@ class RolloutConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _over_sampling_needs_filter(self) -> Self:
-        if self.over_sampling > 1 and not self.dynamic_sampling:
+    def _over_sampling_needs_a_choice(self) -> Self:
+        if self.over_sampling > 1 and not self.dynamic_sampling and self.early_abort == "off":
             raise ValueError(
-                f"over_sampling {self.over_sampling:g} has no effect while dynamic_sampling is false: "
-                "set dynamic_sampling to true or over_sampling to 1"
+                f"over_sampling {self.over_sampling:g} has no effect while dynamic_sampling is false and "
+                "early_abort off: set one of them, or over_sampling to 1"
+            )
+        if self.early_abort != "off" and self.over_sampling == 1:
+            raise ValueError(
+                f"early_abort {self.early_abort} has nothing to stop while over_sampling is 1: set it above 1"
             )
         return self
 

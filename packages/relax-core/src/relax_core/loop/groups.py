@@ -9,10 +9,11 @@ from statistics import fmean, pstdev
 from typing import Any
 
 import torch
-from relax_rollout import Completion, DraftCounts
+from relax_rollout import DraftCounts
 from relax_rollout.rewards import RewardResult
 
 from relax_core.data import Prompt
+from relax_core.loop.trajectory import Trajectory
 from relax_core.trainer.sample import Sample
 
 
@@ -20,7 +21,7 @@ from relax_core.trainer.sample import Sample
 class Scored:
     """A completion with its text and what the reward said of it."""
 
-    completion: Completion
+    trajectory: Trajectory
     text: str
     result: RewardResult
 
@@ -37,6 +38,11 @@ class Group:
         """The rewards, in the order of the members."""
         return [member.result.score for member in self.members]
 
+    @property
+    def drawn_count(self) -> int:
+        """Tokens that the model drew."""
+        return sum(member.trajectory.drawn_count for member in self.members)
+
 
 def group_state(group: Group) -> list[dict[str, Any]]:
     """The members as plain values; the prompt is drawn again."""
@@ -49,14 +55,11 @@ def restore_group(prompt: Prompt, members: Sequence[Mapping[str, Any]]) -> Group
 
 
 def _restore(member: Mapping[str, Any]) -> Scored:
-    completion = dict(member["completion"])
-    if completion["drafts"] is not None:
-        completion["drafts"] = DraftCounts(**completion["drafts"])
-    return Scored(Completion(**completion), member["text"], RewardResult(**member["result"]))
+    return Scored(Trajectory.restore(member["trajectory"]), member["text"], RewardResult(**member["result"]))
 
 
 def group_samples(groups: Sequence[Group]) -> list[Sample]:
-    """The completions as samples, group by group: the completion's tokens are the targets.
+    """The completions as samples, group by group: the tokens that the model drew are the targets.
 
     Their column `rollout_logprob` holds the engine's log-probs.
     """
@@ -64,12 +67,12 @@ def group_samples(groups: Sequence[Group]) -> list[Sample]:
     for number, group in enumerate(groups):
         prompt_ids = group.prompt.prompt_ids
         for member in group.members:
-            completion = member.completion
-            mask_L = torch.zeros(len(prompt_ids) + len(completion.token_ids))
-            mask_L[len(prompt_ids) :] = 1
+            trajectory = member.trajectory
+            mask_L = torch.zeros(len(prompt_ids) + len(trajectory.token_ids))
+            mask_L[len(prompt_ids) :] = torch.tensor(trajectory.drawn, dtype=torch.float32)
             logprob_L = torch.zeros_like(mask_L)
-            logprob_L[len(prompt_ids) :] = torch.tensor(completion.logprobs)
-            tokens_L = torch.tensor((*prompt_ids, *completion.token_ids))
+            logprob_L[len(prompt_ids) :] = torch.tensor(trajectory.logprobs)
+            tokens_L = torch.tensor((*prompt_ids, *trajectory.token_ids))
             samples.append(Sample(tokens_L, mask_L, number, {"rollout_logprob": logprob_L}))
     return samples
 
@@ -77,22 +80,36 @@ def group_samples(groups: Sequence[Group]) -> list[Sample]:
 def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """What the completions of a step look like; names as in `relax_core.run.metrics`."""
     members = [member for group in groups for member in group.members]
-    lengths = [len(member.completion.token_ids) for member in members]
+    trajectories = [member.trajectory for member in members]
+    lengths = [trajectory.drawn_count for trajectory in trajectories]
     judged = [float(m.result.correct) for m in members if m.result.correct is not None]
     metrics = {
         "reward": fmean(member.result.score for member in members),
         "reward_std": fmean(pstdev(group.scores) for group in groups),
         "response_length_mean": fmean(lengths),
         "response_length_max": max(lengths),
-        "truncated_fraction": fmean(member.completion.finish_reason == "length" for member in members),
+        "truncated_fraction": fmean(trajectory.finish_reason != "stop" for trajectory in trajectories),
         "reward_failures": sum(member.result.error is not None for member in members),
     }
     if judged:
         metrics["accuracy"] = fmean(judged)
-    drafts = sum((m.completion.drafts for m in members if m.completion.drafts is not None), DraftCounts())
+    drafts = sum((t.drafts for t in trajectories if t.drafts is not None), DraftCounts())
     if drafts.steps:
         metrics |= {"draft_acceptance": drafts.rate, "draft_length": drafts.length}
     return metrics
+
+
+def turn_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """How completions of several turns went.
+
+    Returns:
+        `turns_mean` of the model, and `reply_tokens_mean` of its environment, for each completion.
+    """
+    trajectories = [member.trajectory for group in groups for member in group.members]
+    return {
+        "turns_mean": fmean(trajectory.turns for trajectory in trajectories),
+        "reply_tokens_mean": fmean(len(t.token_ids) - t.drawn_count for t in trajectories),
+    }
 
 
 def sample_records(groups: Sequence[Group], advantages_N: Sequence[float]) -> list[dict[str, Any]]:
@@ -112,7 +129,8 @@ def sample_records(groups: Sequence[Group], advantages_N: Sequence[float]) -> li
 
 
 def _record(prompt: Prompt, member: Scored, advantage: float) -> dict[str, Any]:
-    completion = member.completion
+    trajectory = member.trajectory
+    versions = trajectory.drawn_versions
     return {
         "prompt": prompt.prompt_text,
         "completion": member.text,
@@ -120,8 +138,9 @@ def _record(prompt: Prompt, member: Scored, advantage: float) -> dict[str, Any]:
         "reward": member.result.score,
         "correct": member.result.correct,
         "advantage": advantage,
-        "tokens": len(completion.token_ids),
-        "version": completion.versions[-1] if completion.versions else None,
-        "finish_reason": completion.finish_reason,
+        "tokens": trajectory.drawn_count,
+        "turns": trajectory.turns,
+        "version": versions[-1] if versions else None,
+        "finish_reason": trajectory.finish_reason,
         "error": member.result.error,
     }

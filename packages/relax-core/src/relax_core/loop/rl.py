@@ -15,16 +15,21 @@ from relax_rollout.rewards import load_reward
 from relax_core.algorithms.shaping import overlong_penalty
 from relax_core.config.root import RelaxConfig
 from relax_core.data import DataSet, Prompt, load_prompts
+from relax_core.data.chat import ChatRenderer
 from relax_core.loop.advantages import mean_advantages, with_advantages
 from relax_core.loop.drive import StepResult
+from relax_core.loop.environments.tools import tool_schemas
+from relax_core.loop.environments.turns import Turns
+from relax_core.loop.episode import EpisodeLimits
 from relax_core.loop.fit import refuse_unfit
-from relax_core.loop.groups import Group, group_samples, rollout_metrics, sample_records
+from relax_core.loop.groups import Group, group_samples, rollout_metrics, sample_records, turn_metrics
 from relax_core.loop.metrics import training_metrics
 from relax_core.loop.objectives import PolicyObjective
 from relax_core.loop.policy import Policy
 from relax_core.loop.rollout import Rollout
-from relax_core.loop.sampler import Phases, Sampler, Stepwise
+from relax_core.loop.sampler import Dialogue, Phases, Sampler, TimeLimits
 from relax_core.loop.session import Session
+from relax_core.loop.stepwise import Racing, Stepwise
 from relax_core.loop.stop_tokens import stop_token_ids
 from relax_core.loop.streaming import Streaming, staleness_metrics
 from relax_core.model.config import text_part
@@ -46,10 +51,17 @@ class SamplingError(ValueError):
 
 @dataclass(frozen=True)
 class Task:
-    """What is asked: the prompts, and the tokens that end a completion."""
+    """What is asked.
+
+    Attributes:
+        data: the prompts.
+        stop_token_ids: the tokens that end a turn.
+        context: tokens that the model can look back on; None is no limit.
+    """
 
     data: DataSet[Prompt]
     stop_token_ids: tuple[int, ...]
+    context: int | None
 
 
 class _Unmeasured:
@@ -79,17 +91,32 @@ class RlLoop:
         self._batches = self._make_batches(task)
 
     def _make_sampler(self, task: Task, phases: Phases) -> Sampler:
+        config, tokenizer = self._config, self._session.tokenizer
+        environment, dialogue = config.environment, None
+        if self._rollout.environment is not None:
+            turns = Turns(
+                ChatRenderer.of(config.data, tokenizer), tokenizer, reply_tokens=environment.reply_tokens
+            )
+            # The calls of tools have limits of their own.
+            limit = None if environment.name == "tools" else environment.timeout_s
+            dialogue = Dialogue(self._rollout.environment, turns, limit)
         return Sampler(
             self._rollout.engine,
             self._rollout.scorer,
-            self._session.tokenizer,
+            tokenizer,
             phases,
             stop_token_ids=task.stop_token_ids,
-            seed=self._config.run.seed,
+            seed=config.run.seed,
+            limits=EpisodeLimits(task.context, environment.max_turns, environment.turn_tokens),
+            times=TimeLimits(config.rollout.request_timeout_s, config.rollout.group_timeout_s),
+            dialogue=dialogue,
         )
 
-    def _make_batches(self, task: Task) -> Stepwise | Streaming:
+    def _make_batches(self, task: Task) -> Stepwise | Racing | Streaming:
         config, stream = self._config, task.data.stream()
+        if config.rollout.early_abort != "off":
+            beside = self._make_sampler(task, _Unmeasured())
+            return Racing(beside, stream, self._recorder, config.rollout)
         if not self._ahead:
             return Stepwise(self._sampler, stream, config.rollout)
         return Streaming(
@@ -127,8 +154,10 @@ class RlLoop:
         with self._recorder.phase("update"):
             self._serve(step)
         counts: dict[str, float] = {"groups_dropped": batch.dropped, "rollout_tokens": batch.tokens}
-        if self._ahead:
+        if self._ahead or self._config.rollout.early_abort == "continue":
             counts |= staleness_metrics(batch.groups, step)
+        if self._config.environment.name is not None:
+            counts |= turn_metrics(batch.groups)
         return StepResult(metrics | counts, sample_records(batch.groups, advantages_N))
 
     def evaluate(self, step: int) -> dict[str, float]:
@@ -186,7 +215,7 @@ class RlLoop:
         return [
             member.result.score
             - reward.overlong_penalty
-            * overlong_penalty(len(member.completion.token_ids), longest=longest, zone=reward.overlong_tokens)
+            * overlong_penalty(member.trajectory.drawn_count, longest=longest, zone=reward.overlong_tokens)
             for group in groups
             for member in group.members
         ]
@@ -239,16 +268,17 @@ def open_task(config: RelaxConfig, session: Session[Policy]) -> Task:
 
     Raises:
         DataError: the data cannot be read, or do not fit the model.
-        ValueError: the checkpoint names no end-of-text token.
+        ValueError: the checkpoint names no end-of-text token, or a tool cannot be used.
     """
     facts = text_part(session.source.config)
     vocab_size, context = int(facts["vocab_size"]), facts.get("max_position_embeddings")
     stops = stop_token_ids(session.source.path, session.tokenizer, vocab_size=vocab_size)
-    data = load_prompts(config.data, session.tokenizer, seed=config.run.seed)
+    tools = tool_schemas(config.environment.tools)
+    data = load_prompts(config.data, session.tokenizer, seed=config.run.seed, tools=tools)
     sampled = config.rollout.max_new_tokens
     for prompts, new in ((data.train, sampled), (data.held_out, config.eval.max_new_tokens or sampled)):
         refuse_unfit(prompts, vocab_size=vocab_size, context=context, new_tokens=new)
-    return Task(data, stops)
+    return Task(data, stops, context)
 
 
 @contextmanager

@@ -12,6 +12,8 @@ from relax_rollout.rewards import Reward, RewardInput, RewardResult, RewardRunne
 from relax_rollout.rewards.runner import Pool, RewardLimits
 
 from relax_core.config.root import RelaxConfig
+from relax_core.loop.environments.protocol import EnvironmentFactory, load_environment
+from relax_core.loop.environments.tools import Tools
 
 T = TypeVar("T")
 
@@ -40,6 +42,7 @@ class Rollout:
         engine: samples.
         scorer: judges.
         runner: runs what they do.
+        environment: makes what answers the model in a completion; None where nothing does.
         training: entered while the policy trains; takes the engine's memory meanwhile where both share
             devices.
     """
@@ -47,6 +50,7 @@ class Rollout:
     engine: RolloutEngine
     scorer: Scorer
     runner: Runner
+    environment: EnvironmentFactory | None = None
     training: Callable[[], AbstractContextManager[None]] = field(default=nullcontext)
 
 
@@ -59,10 +63,10 @@ def open_local_rollout(config: RelaxConfig, model: Path, device: str) -> Iterato
         model: Hugging Face directory that the engine starts from.
         device: where it samples, such as "cuda:0".
     """
-    with asyncio.Runner() as runner, open_rewards(config) as rewards:
+    with asyncio.Runner() as runner, open_rewards(config) as rewards, open_environment(config) as environment:
         engine = create_engine(config.rollout.engine, **engine_options(config, model, device))
         try:
-            yield Rollout(engine, rewards, runner)
+            yield Rollout(engine, rewards, runner, environment)
         finally:
             runner.run(engine.close())
 
@@ -85,6 +89,34 @@ def engine_options(config: RelaxConfig, model: Path, device: str) -> dict[str, A
             "draft_tokens": rollout.draft_tokens,
         }
     return options
+
+
+@contextmanager
+def open_environment(
+    config: RelaxConfig, start_pool: Callable[[Reward, RewardLimits], Pool] | None = None
+) -> Iterator[EnvironmentFactory | None]:
+    """What answers the model; ends its processes.
+
+    Args:
+        config: the run's.
+        start_pool: see `Tools`.
+
+    Raises:
+        ValueError: `environment` names what cannot be imported.
+    """
+    environment = config.environment
+    if environment.name is None:
+        yield None
+    elif environment.name != "tools":
+        yield load_environment(environment.name)
+    else:
+        with Tools(
+            environment.tools,
+            timeout_s=environment.timeout_s,
+            concurrency=environment.concurrency,
+            start_pool=start_pool,
+        ) as tools:
+            yield tools.environment
 
 
 def open_rewards(

@@ -1,18 +1,19 @@
 """`Sampler`: prompts in, scored groups out."""
 
+import asyncio
 import logging
-import math
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from relax_rollout import Request, RolloutEngine, SamplingParams, derive_seed
-from relax_rollout.filters import nonzero_spread
-from relax_rollout.rewards import RewardInput
+from relax_rollout import Completion, Request, RolloutEngine, SamplingParams
 
-from relax_core.data import ExampleStream, Prompt
-from relax_core.loop.config import RolloutConfig
+from relax_core.data import Prompt
+from relax_core.loop.environments.protocol import EnvironmentFactory, Reply
+from relax_core.loop.environments.turns import Turns
+from relax_core.loop.episode import Episode, EpisodeLimits
 from relax_core.loop.groups import Group, Scored
 from relax_core.loop.rollout import Scorer
 
@@ -42,11 +43,48 @@ class Phases(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Dialogue:
+    """Completions of several turns.
+
+    Attributes:
+        start: makes the environment of a completion.
+        turns: makes tokens of its replies.
+        reply_s: after which a reply counts as failed, in seconds; None waits for it.
+    """
+
+    start: EnvironmentFactory
+    turns: Turns
+    reply_s: float | None
+
+
+@dataclass(frozen=True)
+class TimeLimits:
+    """After so many seconds completions are ended with what they have; None never ends them.
+
+    Attributes:
+        request_s: for one turn of one completion.
+        group_s: for the completions of one prompt.
+    """
+
+    request_s: float | None = None
+    group_s: float | None = None
+
+
 class Sampler:
     """Samples and scores completions.
 
     A completion depends on the weights, its prompt, `seed` and its place (step, round, prompt, member), never
     on what was sampled before: that is what makes a resumed run equal to an uninterrupted one.
+
+    Args:
+        engine, scorer, tokenizer: of the run.
+        recorder: is told of the phases.
+        stop_token_ids: that end a turn.
+        seed: of the run.
+        limits: where completions end.
+        times: limits of time.
+        dialogue: what answers the model, if anything.
     """
 
     def __init__(
@@ -58,6 +96,9 @@ class Sampler:
         *,
         stop_token_ids: Sequence[int],
         seed: int,
+        limits: EpisodeLimits | None = None,
+        times: TimeLimits | None = None,
+        dialogue: Dialogue | None = None,
     ) -> None:
         self._engine = engine
         self._scorer = scorer
@@ -65,42 +106,25 @@ class Sampler:
         self._recorder = recorder
         self.stop_token_ids = tuple(stop_token_ids)
         self._seed = seed
+        self._limits = limits or EpisodeLimits()
+        self._times = times or TimeLimits()
+        self._dialogue = dialogue
+        self._in_flight: set[str] = set()
 
-    async def batch(self, step: int, stream: ExampleStream[Prompt], config: RolloutConfig) -> Batch:
-        """The groups of a step: one for each wanted prompt, or, with dynamic sampling, those with spread.
-
-        Dynamic sampling draws new prompts for the groups it drops, at most `config.max_refills` times, and
-        keeps groups in the order they were drawn (DAPO, arXiv 2503.14476, section 3.2).
-        """
-        wanted = config.prompts_per_step
-        kept: list[Group] = []
-        dropped = tokens = 0
-        for attempt in range(config.max_refills + 1 if config.dynamic_sampling else 1):
-            count = math.ceil((wanted - len(kept)) * config.over_sampling)
-            groups = await self.groups(
-                stream.take(count),
-                SamplingParams(
-                    max_new_tokens=config.max_new_tokens,
-                    temperature=config.temperature,
-                    top_p=config.top_p,
-                    top_k=config.top_k,
-                    stop_token_ids=self.stop_token_ids,
-                ),
-                samples_per_prompt=config.samples_per_prompt,
-                place=(step, attempt),
+    def episodes(
+        self, prompt: Prompt, sampling: SamplingParams, *, samples_per_prompt: int, place: tuple[int, ...]
+    ) -> list[Episode]:
+        """The completions of a prompt before their first token; their own numbers end their places."""
+        return [
+            Episode(
+                prompt,
+                (*place, member),
+                sampling,
+                self._limits,
+                self._dialogue.start(prompt) if self._dialogue is not None else None,
             )
-            tokens += sum(len(m.completion.token_ids) for group in groups for m in group.members)
-            if not config.dynamic_sampling:
-                return Batch(tuple(groups), 0, tokens)
-            useful = [group for group in groups if nonzero_spread([m.result for m in group.members])]
-            dropped += len(groups) - len(useful)
-            kept += useful
-            if len(kept) >= wanted:
-                break
-        if not kept:
-            _log.warning("step %d: no group has any spread in its rewards; this step teaches nothing", step)
-            kept = groups
-        return Batch(tuple(kept[:wanted]), dropped, tokens)
+            for member in range(samples_per_prompt)
+        ]
 
     async def groups(
         self,
@@ -111,67 +135,121 @@ class Sampler:
         place: tuple[int, ...],
     ) -> list[Group]:
         """Samples `samples_per_prompt` completions of each prompt and scores them."""
-        requests = [
-            Request(
-                id=".".join(map(str, (*place, index, member))),
-                prompt_ids=prompt.prompt_ids,
-                sampling=SamplingParams(
-                    max_new_tokens=sampling.max_new_tokens,
-                    temperature=sampling.temperature,
-                    top_p=sampling.top_p,
-                    top_k=sampling.top_k,
-                    stop_token_ids=sampling.stop_token_ids,
-                    seed=derive_seed(self._seed, *place, index, member),
-                ),
-            )
+        episodes = [
+            episode
             for index, prompt in enumerate(prompts)
-            for member in range(samples_per_prompt)
-        ]
-        with self._recorder.phase("rollout"):
-            completions = await self._engine.generate(requests)
-            texts = self._tokenizer.batch_decode(
-                [completion.token_ids for completion in completions], skip_special_tokens=True
+            for episode in self.episodes(
+                prompt, sampling, samples_per_prompt=samples_per_prompt, place=(*place, index)
             )
-        owners = [prompt for prompt in prompts for _ in range(samples_per_prompt)]
+        ]
+        await self.sample(episodes)
+        return await self.score(episodes)
+
+    async def sample(self, episodes: Sequence[Episode], halted: Callable[[], bool] = lambda: False) -> None:
+        """Samples until all have ended.
+
+        Args:
+            episodes: of any prompts; turn by turn they are asked for together.
+            halted: asked after every turn; once it says so those that have not ended stay as they are, and
+                those that the engine was told to abort with what they have.
+        """
+        started = time.monotonic()
+        with self._recorder.phase("rollout"):
+            while not halted():
+                open_ = [episode for episode in episodes if episode.finish is None]
+                if not open_:
+                    return
+                left = self._seconds_left(started)
+                if left is not None and left <= 0:
+                    for episode in open_:
+                        episode.end("abort")
+                    return
+                completions = await self._generate([e.request(self._seed) for e in open_], left)
+                await asyncio.gather(
+                    *(self._turn(e, c, halted) for e, c in zip(open_, completions, strict=True))
+                )
+
+    async def abort(self) -> None:
+        """Makes the engine end what it samples for this sampler, with what there is."""
+        await self._engine.abort(sorted(self._in_flight))
+
+    async def score(self, episodes: Sequence[Episode]) -> list[Group]:
+        """Scores completions that have ended; consecutive ones of one prompt are a group."""
+        with self._recorder.phase("rollout"):
+            trajectories = [episode.trajectory() for episode in episodes]
+            texts = self._texts([trajectory.token_ids for trajectory in trajectories])
+            last = texts if self._dialogue is None else self._texts([e.turn_ids for e in episodes])
         with self._recorder.phase("reward"):
             results = await self._scorer.score(
-                [
-                    RewardInput(prompt.messages or prompt.prompt_text, text, prompt.answer, prompt.metadata)
-                    for prompt, text in zip(owners, texts, strict=True)
-                ]
+                [episode.reward_input(turn) for episode, turn in zip(episodes, last, strict=True)]
             )
-        scored = [Scored(*parts) for parts in zip(completions, texts, results, strict=True)]
-        return [
-            Group(prompt, tuple(scored[i * samples_per_prompt : (i + 1) * samples_per_prompt]))
-            for i, prompt in enumerate(prompts)
-        ]
+        groups: list[Group] = []
+        for episode, trajectory, text, result in zip(episodes, trajectories, texts, results, strict=True):
+            scored = Scored(trajectory, text, result)
+            if groups and groups[-1].prompt is episode.prompt:
+                groups[-1] = Group(episode.prompt, (*groups[-1].members, scored))
+            else:
+                groups.append(Group(episode.prompt, (scored,)))
+        return groups
 
+    def _seconds_left(self, started: float) -> float | None:
+        """For the next turn: until the request's or the group's limit."""
+        limits = []
+        if self._times.request_s is not None:
+            limits.append(self._times.request_s)
+        if self._times.group_s is not None:
+            limits.append(started + self._times.group_s - time.monotonic())
+        return min(limits, default=None)
 
-class Stepwise:
-    """Samples the groups of a step when the step asks for them.
+    async def _generate(self, requests: Sequence[Request], limit_s: float | None) -> list[Completion]:
+        ids = {request.id for request in requests}
+        self._in_flight |= ids
+        watch = None if limit_s is None else asyncio.create_task(self._abort_after(limit_s, sorted(ids)))
+        try:
+            return await self._engine.generate(requests)
+        finally:
+            self._in_flight -= ids
+            if watch is not None:
+                watch.cancel()
 
-    Args:
-        sampler: samples and scores.
-        stream: gives prompts.
-        config: of sampling.
-    """
+    async def _abort_after(self, limit_s: float, ids: Sequence[str]) -> None:
+        await asyncio.sleep(limit_s)
+        await self._engine.abort(ids)
 
-    def __init__(self, sampler: Sampler, stream: ExampleStream[Prompt], config: RolloutConfig) -> None:
-        self._sampler = sampler
-        self._stream = stream
-        self._config = config
+    async def _turn(self, episode: Episode, completion: Completion, halted: Callable[[], bool]) -> None:
+        """Takes one turn, or a part of it, and lets the environment answer."""
+        episode.add(completion)
+        reason = completion.finish_reason
+        if reason == "abort":
+            if not halted():
+                episode.end("abort")
+            return
+        if self._dialogue is None:
+            episode.end(reason)
+            return
+        (turn,) = self._texts([episode.turn_ids])
+        reply = await self._reply(episode, turn)
+        messages = tuple(self._dialogue.turns.clean(message) for message in reply.messages)
+        episode.learn(reply.metadata)
+        last = episode.turn_ids[-1] if reason == "stop" else None
+        between = self._dialogue.turns.between(messages, last=last) if messages else ()
+        if not messages:
+            episode.end(reason)
+        elif not episode.answer(turn, messages, between):
+            episode.end("length")
 
-    async def take(self, step: int) -> Batch:
-        """See `Sampler.batch`."""
-        return await self._sampler.batch(step, self._stream, self._config)
+    async def _reply(self, episode: Episode, turn: str) -> Reply:
+        """An environment that fails ends the completion; the reward is told why."""
+        assert self._dialogue is not None
+        assert episode.environment is not None
+        try:
+            async with asyncio.timeout(self._dialogue.reply_s):
+                return await episode.environment.reply(turn)
+        except Exception as error:  # the user's code may raise anything
+            problem = f"{type(error).__name__}: {error}"
+            _log.warning("an environment failed, and its completion ends: %s", problem)
+            return Reply(metadata={"environment_error": problem})
 
-    async def advance(self, version: int) -> None:
-        """Nothing is sampled ahead."""
-
-    def state(self) -> dict[str, Any]:
-        """Plain values for `load`."""
-        return {"prompts": self._stream.state_dict()}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Goes on where the saved stream stood."""
-        self._stream.load_state_dict(state["prompts"])
+    def _texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        texts: list[str] = self._tokenizer.batch_decode(list(rows), skip_special_tokens=True)
+        return texts

@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from relax_rollout import SamplingParams
-from relax_rollout.filters import nonzero_spread
-
 from relax_core.data import ExampleStream, Prompt
 from relax_core.loop.config import RolloutConfig
 from relax_core.loop.groups import Group, group_state, restore_group
 from relax_core.loop.sampler import Batch, Sampler
+from relax_core.loop.stepwise import has_spread, sampling_params
 from relax_core.run import Recorder
 
 _ROUND = 2**31 + 1
@@ -79,10 +77,9 @@ class Streaming:
             while len(kept) < wanted:
                 group = await self._queue[0].group
                 self._queue.popleft()
-                tokens += sum(len(member.completion.token_ids) for member in group.members)
+                tokens += group.drawn_count
                 exhausted = dropped >= self._config.max_refills * wanted
-                useful = nonzero_spread([member.result for member in group.members])
-                if useful or exhausted or not self._config.dynamic_sampling:
+                if has_spread(group) or exhausted or not self._config.dynamic_sampling:
                     kept.append(group)
                 else:
                     dropped += 1
@@ -131,13 +128,7 @@ class Streaming:
         config = self._config
         (group,) = await self._sampler.groups(
             [prompt],
-            SamplingParams(
-                max_new_tokens=config.max_new_tokens,
-                temperature=config.temperature,
-                top_p=config.top_p,
-                top_k=config.top_k,
-                stop_token_ids=self._sampler.stop_token_ids,
-            ),
+            sampling_params(config, self._sampler.stop_token_ids),
             samples_per_prompt=config.samples_per_prompt,
             place=(number, _ROUND),
         )
@@ -151,7 +142,7 @@ def staleness_metrics(groups: tuple[Group, ...], step: int) -> dict[str, float]:
         `staleness_mean` over tokens; `staleness_max` of any token; `mixed_fraction`, the share of completions
         whose tokens are of several versions.
     """
-    rows = [member.completion.versions for group in groups for member in group.members]
+    rows = [member.trajectory.drawn_versions for group in groups for member in group.members]
     ages = [step - 1 - version for row in rows for version in row]
     if not ages:
         return {}

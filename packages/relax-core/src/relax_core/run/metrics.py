@@ -78,7 +78,15 @@ METRICS: tuple[Metric, ...] = (
     Metric("logprob_gap_max", "max", "log-prob gap", "The largest such difference.", "nats"),
     Metric("response_length_mean", "mean", "response length", "Mean length of completions.", "tokens"),
     Metric("response_length_max", "max", "response length", "Length of the longest completion.", "tokens"),
-    Metric("truncated_fraction", "cut off", "fractions", "Share of completions cut at the length limit."),
+    Metric("turns_mean", "mean", "turns", "Mean turns of the model in a completion.", "turns"),
+    Metric(
+        "reply_tokens_mean",
+        "replies",
+        "response length",
+        "Mean length of an environment's replies.",
+        "tokens",
+    ),
+    Metric("truncated_fraction", "cut off", "fractions", "Share of completions cut at a limit."),
     Metric("clip_fraction", "clipped", "fractions", "Share of tokens whose ratio the loss clipped."),
     Metric("dual_clip_fraction", "dual-clipped", "fractions", "Share of tokens held by the dual clip."),
     Metric(
