@@ -1,91 +1,111 @@
-"""Shapes of Qwen3.5 models of 2B and 4B, and a plain module that fuses them as an engine does.
+"""Qwen3.5 of 2B and 4B as a trainer holds them, and plain modules that fuse as an engine does."""
 
-Rows of fused matrices: qkv is [query with gate; key; value], gate_up [gate; up], qkvz [q, k, v; z], ba
-[b; a].
-"""
-
-from collections.abc import Iterator
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
-from torch import nn
+from relax_bridge import model_map
+from relax_bridge.models.published import PUBLISHED
+from torch import Tensor, nn
 
-SIZES = {
-    "tiny": {
-        "hidden": 64, "layers": 4, "ffn": 96, "heads": 2, "kv": 1, "k_heads": 2, "v_heads": 2, "vocab": 512,
-    },
-    "2B": {
-        "hidden": 2048, "layers": 24, "ffn": 6144, "heads": 8, "kv": 2, "k_heads": 16, "v_heads": 16,
-        "vocab": 248320,
-    },
-    "4B": {
-        "hidden": 2560, "layers": 32, "ffn": 9216, "heads": 16, "kv": 4, "k_heads": 16, "v_heads": 32,
-        "vocab": 248320,
-    },
+TINY = {
+    "vocab_size": 4096, "hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 64, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
 }  # fmt: skip
-HEAD, LINEAR_HEAD = 256, 128
+FUSED = {
+    "q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "gate_up", "up_proj": "gate_up",
+    "in_proj_qkv": "qkvz", "in_proj_z": "qkvz", "in_proj_b": "ba", "in_proj_a": "ba",
+}  # fmt: skip
 
 
-def layer(n: int, s: dict[str, int]) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-    """(name in the checkpoint, parameter that holds it, shape), parts of a parameter in their order."""
-    at, h = f"model.layers.{n}", s["hidden"]
-    yield f"{at}.input_layernorm.weight", f"{n}.norm1", (h,)
-    yield f"{at}.post_attention_layernorm.weight", f"{n}.norm2", (h,)
-    yield f"{at}.mlp.gate_proj.weight", f"{n}.gate_up", (s["ffn"], h)
-    yield f"{at}.mlp.up_proj.weight", f"{n}.gate_up", (s["ffn"], h)
-    yield f"{at}.mlp.down_proj.weight", f"{n}.down", (h, s["ffn"])
-    if n % 4 == 3:
-        yield f"{at}.self_attn.q_proj.weight", f"{n}.qkv", (2 * s["heads"] * HEAD, h)
-        yield f"{at}.self_attn.k_proj.weight", f"{n}.qkv", (s["kv"] * HEAD, h)
-        yield f"{at}.self_attn.v_proj.weight", f"{n}.qkv", (s["kv"] * HEAD, h)
-        yield f"{at}.self_attn.o_proj.weight", f"{n}.o", (h, s["heads"] * HEAD)
-        yield f"{at}.self_attn.q_norm.weight", f"{n}.q_norm", (HEAD,)
-        yield f"{at}.self_attn.k_norm.weight", f"{n}.k_norm", (HEAD,)
-        return
-    key, value = s["k_heads"] * LINEAR_HEAD, s["v_heads"] * LINEAR_HEAD
-    yield f"{at}.linear_attn.in_proj_qkv.weight", f"{n}.qkvz", (2 * key + value, h)
-    yield f"{at}.linear_attn.in_proj_z.weight", f"{n}.qkvz", (value, h)
-    yield f"{at}.linear_attn.in_proj_b.weight", f"{n}.ba", (s["v_heads"], h)
-    yield f"{at}.linear_attn.in_proj_a.weight", f"{n}.ba", (s["v_heads"], h)
-    yield f"{at}.linear_attn.conv1d.weight", f"{n}.conv", (2 * key + value, 1, 4)
-    yield f"{at}.linear_attn.A_log", f"{n}.A_log", (s["v_heads"],)
-    yield f"{at}.linear_attn.dt_bias", f"{n}.dt_bias", (s["v_heads"],)
-    yield f"{at}.linear_attn.norm.weight", f"{n}.norm3", (LINEAR_HEAD,)
-    yield f"{at}.linear_attn.out_proj.weight", f"{n}.out", (h, value)
-
-
-def tensors(size: str) -> list[tuple[str, str, tuple[int, ...]]]:
-    s = SIZES[size]
-    listed = [("model.embed_tokens.weight", "embed", (s["vocab"], s["hidden"]))]
-    for n in range(s["layers"]):
-        listed += layer(n, s)
-    return [*listed, ("model.norm.weight", "norm", (s["hidden"],))]
+def config(size: str) -> dict[str, Any]:
+    """Of the published model; "tiny" is the 2B with small layers."""
+    whole = PUBLISHED["Qwen3.5-2B" if size == "tiny" else f"Qwen3.5-{size}"]
+    return {**whole, "text_config": {**whole["text_config"], **(TINY if size == "tiny" else {})}}
 
 
 def dtype_of(name: str) -> torch.dtype:
+    """As published."""
     return torch.float32 if name.endswith(("A_log", "dt_bias")) else torch.bfloat16
 
 
-class Engine(nn.Module):
-    """Parameters as an engine fuses them, and a loader that copies a checkpoint's tensors into them."""
+class Trainer:
+    """Megatron tensors in one buffer per dtype, as Megatron's data-parallel wrapper keeps them.
+
+    Args:
+        size: "2B", "4B" or "tiny".
+        device: where.
+    """
 
     def __init__(self, size: str, device: torch.device) -> None:
+        self.table = model_map(config(size))
+        shapes = self.table.megatron_shapes()
+        counts = dict.fromkeys((torch.bfloat16, torch.float32), 0)
+        for name, shape in shapes.items():
+            counts[dtype_of(name)] += -(-torch.Size(shape).numel() // 64) * 64
+        self.buffers = {d: torch.empty(n, dtype=d, device=device) for d, n in counts.items()}
+        generator = torch.Generator(device=device).manual_seed(0)
+        for buffer in self.buffers.values():
+            buffer.normal_(generator=generator)
+        self.tensors: dict[str, Tensor] = {}
+        starts = dict.fromkeys(counts, 0)
+        for name, shape in shapes.items():
+            dtype, count = dtype_of(name), torch.Size(shape).numel()
+            self.tensors[name] = self.buffers[dtype][starts[dtype] :][:count].view(shape)
+            starts[dtype] += -(-count // 64) * 64
+
+    @staticmethod
+    def hf_shapes(size: str) -> dict[str, tuple[int, ...]]:
+        """Of the checkpoint."""
+        return model_map(config(size)).hf_shapes()
+
+    def step(self) -> None:
+        """Other weights."""
+        for buffer in self.buffers.values():
+            buffer.mul_(-1)
+
+    def export(self) -> Iterable[tuple[str, Tensor]]:
+        """The weights by their Hugging Face names."""
+        return self.table.export_tensors(self.tensors)
+
+
+class Engine(nn.Module):
+    """Parameters as an engine fuses them, and a loader that copies a checkpoint's tensors into them.
+
+    Args:
+        shapes: of the tensors that this model holds.
+        device: where.
+    """
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], device: torch.device) -> None:
         super().__init__()
         self.place: dict[str, tuple[str, int, int]] = {}
         rows: dict[str, int] = {}
-        rest: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
-        for name, parameter, shape in tensors(size):
-            start = rows.get(parameter, 0)
-            self.place[name] = (parameter, start, shape[0])
-            rows[parameter] = start + shape[0]
-            rest[parameter] = (shape[1:], dtype_of(name))
-        self.held = {
-            name: torch.zeros((rows[name], *shape), dtype=dtype, device=device)
-            for name, (shape, dtype) in rest.items()
-        }
-        for name, tensor in self.held.items():
-            self.register_buffer(name.replace(".", "_"), tensor)
+        for name, shape in shapes.items():
+            *head, leaf = name.removesuffix(".weight").split(".")
+            parameter = "_".join([*head, FUSED.get(leaf, leaf)])
+            self.place[name] = parameter, rows.get(parameter, 0), shape[0]
+            rows[parameter] = rows.get(parameter, 0) + shape[0]
+        for name, (parameter, start, _) in self.place.items():
+            if start == 0:
+                room = torch.zeros((rows[parameter], *shapes[name][1:]), dtype=dtype_of(name), device=device)
+                self.register_buffer(parameter, room)
 
-    def load_weights(self, weights):
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy each tensor to its rows; those of other models are left aside."""
         for name, tensor in weights:
-            parameter, start, count = self.place[name]
-            self.held[parameter].narrow(0, start, count).copy_(tensor)
+            if name in self.place:
+                parameter, start, count = self.place[name]
+                getattr(self, parameter).narrow(0, start, count).copy_(tensor)
+
+
+def engine_models(size: str, device: torch.device) -> dict[str, nn.Module]:
+    """Target and draft, which share the embedding."""
+    shapes = model_map(config(size)).hf_shapes()
+    embedding = next(name for name in shapes if name.endswith("embed_tokens.weight"))
+    draft = {n: s for n, s in shapes.items() if n.startswith("mtp.") or n == embedding}
+    target = {n: s for n, s in shapes.items() if not n.startswith("mtp.")}
+    models = {"target": Engine(target, device), "draft": Engine(draft, device)}
+    parameter = models["target"].place[embedding][0]
+    setattr(models["draft"], parameter, getattr(models["target"], parameter))
+    return dict(models)

@@ -1,31 +1,36 @@
 """How long a weight update takes from a trainer to an engine process, against the copy bandwidth of its path.
 
-    torchrun --nproc-per-node 2 benchmarks/weights/update.py --path ipc        # both processes on one GPU
-    torchrun --nproc-per-node 2 benchmarks/weights/update.py --path broadcast  # a GPU for each
-    torchrun --nproc-per-node 2 benchmarks/weights/update.py --path files --device cpu --size tiny
+    python benchmarks/weights/update.py --path ipc        # trainer and engine on one GPU
+    python benchmarks/weights/update.py --path broadcast  # a GPU for each, NCCL
+    python benchmarks/weights/update.py --path files --device cpu --size tiny
 
-Rank 0 is the trainer, rank 1 the engine. The engine is relax-rollout's own receiver over a plain module that
-fuses parameters as SGLang does: SGLang itself is not part of the figure. One JSON line per case and size.
+The trainer holds Megatron tensors and converts them with relax-bridge. The engine is relax-rollout's own
+receiver over plain modules, target and draft, that fuse parameters as SGLang does: SGLang itself is not part
+of the figure, and control messages travel through a pipe. One JSON line per size, printed once all digests
+agreed.
 """
 
 import argparse
 import json
-import secrets
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
 
 import torch
-import torch.distributed as dist
-from models import Engine, dtype_of, tensors
-from relax_rollout import tensor_digest
-from relax_rollout.weights.broadcast import BroadcastGroup, BroadcastSource
+import torch.multiprocessing as mp
+from models import Trainer, dtype_of, engine_models
+from relax_rollout.digest import tensor_digests
+from relax_rollout.weights.broadcast import BroadcastGroup, BroadcastSender, BroadcastSource
 from relax_rollout.weights.bucket import Entry, pack, plan
 from relax_rollout.weights.files import BucketFiles, FileSource
-from relax_rollout.weights.ipc import IpcSource, ipc_handle
+from relax_rollout.weights.ipc import IpcReceiver, IpcSender
 from relax_rollout.weights.receiver import Receiver
 
-CHECKED = 8
-"""Tensors whose digests are compared after each update; digests of all are timed apart."""
+COPY_BYTES = 2**30
+COPIES = 8
 
 
 def sync(device: torch.device) -> None:
@@ -33,110 +38,222 @@ def sync(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def told(message: object) -> object:
-    box = [message]
-    dist.broadcast_object_list(box, src=0)
-    return box[0]
-
-
-def buckets_of(weights: dict[str, torch.Tensor], limit: int) -> list[dict[str, torch.Tensor]]:
-    found: list[dict[str, torch.Tensor]] = [{}]
-    size = 0
-    for name, tensor in weights.items():
-        if found[-1] and size + tensor.nbytes > limit:
-            found.append({})
-            size = 0
-        found[-1][name] = tensor
-        size += tensor.nbytes
-    return found
-
-
-class Sender:
-    def __init__(self, path: str, device: torch.device, group: BroadcastGroup | None) -> None:
-        self.path, self.device, self.group = path, device, group
-        self.files = BucketFiles() if path == "files" else None
-        self.kept: list[torch.Tensor] = []
-
-    def prepare(self, tensors_: dict[str, torch.Tensor]) -> tuple[list[Entry], torch.Tensor, str]:
-        entries, nbytes = plan(tensors_, {})
-        if self.files is not None:
-            where, buffer = self.files.create(nbytes)
-        else:
-            where, buffer = "", torch.empty(nbytes, dtype=torch.uint8, device=self.device)
-        pack(tensors_, entries, buffer)
-        if self.path == "ipc":
-            sync(self.device)
-            self.kept.append(buffer)
-            where = ipc_handle(buffer)
-        return entries, buffer, where
-
-
-def reference(path: str, device: torch.device, group: BroadcastGroup | None, nbytes: int) -> float:
-    """GB/s of one plain copy, or broadcast, of a buffer of 1 GiB (CPU: of the model's size)."""
-    size = 2**30 if device.type == "cuda" else max(nbytes, 2**20)
-    source, target = (torch.ones(size, dtype=torch.uint8, device=device) for _ in range(2))
-
-    def once() -> None:
-        if group is None:
-            target.copy_(source)
-        else:
-            group.broadcast(target)
-
+def best_copy(once: Callable[[], None], device: torch.device, nbytes: int) -> float:
+    """GB/s of the quickest of some copies."""
     best = 0.0
-    for _ in range(6):
-        dist.barrier()
+    for _ in range(COPIES):
         sync(device)
         start = time.perf_counter()
         once()
         sync(device)
-        best = max(best, size / (time.perf_counter() - start) / 1e9)
+        best = max(best, nbytes / (time.perf_counter() - start) / 1e9)
     return best
 
 
-def one_update(args, rank, device, weights, receiver, group, version) -> dict[str, float]:
-    update = f"{version}-{secrets.token_hex(2)}"
-    sender = Sender(args.path, device, group)
-    if receiver is not None:
-        receiver.begin(str(told(None)), version)
-    else:
-        told(update)
-    dist.barrier()
-    start = time.perf_counter()
-    parts = buckets_of(weights, args.bucket_mb * 2**20) if rank == 0 else []
-    count = told(len(parts))
-    assert isinstance(count, int)
-    for place in range(count):
-        if rank == 0:
-            entries, buffer, where = sender.prepare(parts[place])
-            told(([entry.to_json() for entry in entries], where))
+@dataclass
+class Place:
+    """Where the engine is and how weights come there."""
+
+    path: str
+    size: str
+    device: torch.device
+    port: int
+    replay: bool
+
+    def group(self, rank: int) -> BroadcastGroup:
+        backend = "nccl" if self.device.type == "cuda" else "gloo"
+        return BroadcastGroup(("127.0.0.1", self.port), rank, 2, backend, 120.0, "weights")
+
+
+def engine(place: Place, pipe: Connection) -> None:
+    """The engine's process: answers messages until None comes."""
+    torch.set_num_threads(1)
+    device, opened, group = place.device, IpcReceiver(), None
+    plans: dict[int, list[Entry]] = {}
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    models = engine_models(place.size, device)
+    shapes = {name: (tuple(shape), dtype_of(name)) for name, shape in Trainer.hf_shapes(place.size).items()}
+    receiver = Receiver(models, shapes, device, replay=place.replay)
+    if place.path == "broadcast":
+        group = place.group(1)
+        group.join()
+    sync(device)
+    pipe.send("ready")
+    while (message := pipe.recv()) is not None:
+        call, *fields = message
+        if call == "copy":
+            pipe.send(copy_bandwidth(place, group, opened, *fields))
+        elif call == "begin":
+            receiver.begin(*fields)
+        elif call == "receive":
+            update, bucket, plan_id, entries, where = fields
+            entries = plans.setdefault(plan_id, entries)
             if group is not None:
-                group.broadcast(buffer)
-        else:
-            listed, where = told(None)
-            if group is not None:
-                source = BroadcastSource(group)
+                source: Any = BroadcastSource(group)
             else:
-                source = {"ipc": IpcSource, "files": FileSource}[args.path](where)
-            receiver.receive(receiver.staged.update, place, [Entry.from_json(e) for e in listed], source)
-    received = time.perf_counter()
-    result = None
-    if receiver is not None:
-        sync(device)
-        loading = time.perf_counter()
-        result = receiver.commit(receiver.staged.update, count, args.names[:CHECKED])
-        sync(device)
-        committed = time.perf_counter() - loading
-    dist.barrier()
-    total = time.perf_counter() - start
-    digests = [result and result["digests"], committed if receiver is not None else 0.0]
-    dist.broadcast_object_list(digests, src=1)
-    if rank == 0:
-        wrong = [n for n, d in digests[0].items() if d != tensor_digest(weights[n])]
-        assert not wrong, f"the engine serves other values: {wrong}"
-        assert len(digests[0]) == min(CHECKED, len(weights))
-    if sender.files is not None:
-        sender.files.close()
-    return {"seconds": total, "send_s": received - start, "commit_s": digests[1]}
+                source = FileSource(where) if place.path == "files" else opened.source(where)
+            receiver.receive(update, bucket, entries, source)
+        else:
+            start = time.perf_counter()
+            result = receiver.commit(*fields)
+            sync(device)
+            pipe.send((result, time.perf_counter() - start))
+
+
+def copy_bandwidth(
+    place: Place, group: BroadcastGroup | None, opened: IpcReceiver, nbytes: int, where: str
+) -> float:
+    """Of the engine's end: out of the trainer's memory, its file, or as the other end of its broadcasts."""
+    target = torch.empty(nbytes, dtype=torch.uint8, device=place.device)
+    if group is not None:
+        return best_copy(lambda: group.broadcast(target), place.device, nbytes)
+    if place.path == "files":
+        source = torch.from_file(where, shared=True, size=nbytes, dtype=torch.uint8)
+    else:
+        source = opened.open(where, place.device)[:nbytes]
+    return best_copy(lambda: target.copy_(source), place.device, nbytes)
+
+
+class Sender:
+    """The trainer's end: converts, makes buckets and sends them."""
+
+    def __init__(
+        self, place: Place, pipe: Connection, trainer: Trainer, group: BroadcastGroup | None
+    ) -> None:
+        self.path, self.pipe, self.trainer, self.group = place.path, pipe, trainer, group
+        self.device = next(iter(trainer.buffers.values())).device
+        self.ipc = IpcSender(trainer.buffers.values())
+        self.broadcasts = BroadcastSender(group, self.device) if group is not None else None
+        self.files = BucketFiles() if place.path == "files" else None
+        self.version = 0
+        self.plans: list[list[Entry]] = []
+
+    def update(self, limit: int, verify: bool) -> dict[str, float]:
+        """One update, timed.
+
+        Args:
+            limit: bytes of a bucket.
+            verify: digest every tensor at both ends, and compare.
+        """
+        self.version += 1
+        name = str(self.version)
+        self.trainer.step()
+        sync(self.device)
+        start = time.perf_counter()
+        self.pipe.send(("begin", name, self.version))
+        count = 0
+        for bucket in buckets_of(self.trainer, limit):
+            for entries, where in self.send(bucket):
+                self.pipe.send(("receive", name, count, *self.listed(count, entries), where))
+                self.flush(bucket, entries)
+                count += 1
+        self.pipe.send(("commit", name, count, None if verify else ()))
+        converted = time.perf_counter() - start
+        wanted = tensor_digests(dict(self.trainer.export())) if verify else {}
+        result, load = self.pipe.recv()
+        seconds = time.perf_counter() - start
+        wrong = [n for n, digest in wanted.items() if result["digests"].get(n) != digest]
+        assert not wrong, f"the engine serves other values of {wrong[:8]}"
+        assert not result["stale"]
+        if self.broadcasts is not None:
+            self.broadcasts.finish()
+        self.ipc.release()
+        if self.files is not None:
+            self.files.close()
+            self.files = BucketFiles()
+        return {"seconds": seconds, "send_s": converted, "commit_s": load}
+
+    def listed(self, bucket: int, entries: list[Entry]) -> tuple[int, list[Entry] | None]:
+        """A bucket's list by its number, and itself only if the engine has not got it yet."""
+        known = next((n for n, other in enumerate(self.plans) if other == entries), None)
+        if known is not None:
+            return known, None
+        self.plans.append(entries)
+        return len(self.plans) - 1, entries
+
+    def send(self, bucket: dict[str, torch.Tensor]) -> list[tuple[list[Entry], str]]:
+        if self.path == "ipc":
+            return self.ipc.buckets(bucket, {})
+        entries, nbytes = plan(bucket, {})
+        if self.files is None:
+            return [(entries, "")]
+        where, buffer = self.files.create(nbytes)
+        pack(bucket, entries, buffer)
+        return [(entries, where)]
+
+    def flush(self, bucket: dict[str, torch.Tensor], entries: list[Entry]) -> None:
+        if self.broadcasts is not None:
+            self.broadcasts.send(bucket, entries)
+
+    def copy_bandwidth(self) -> float:
+        nbytes = COPY_BYTES if self.device.type == "cuda" else 2**26
+        if self.group is not None:
+            self.pipe.send(("copy", nbytes, ""))
+            source, group = torch.empty(nbytes, dtype=torch.uint8, device=self.device), self.group
+            best_copy(lambda: group.broadcast(source), self.device, nbytes)
+        elif self.files is not None:
+            where, _ = self.files.create(nbytes)
+            self.pipe.send(("copy", nbytes, where))
+        else:
+            source = torch.ones(nbytes, dtype=torch.uint8, device=self.device)
+            lent = IpcSender([source])
+            ((_, where),) = lent.buckets({"copy": source}, {})
+            self.pipe.send(("copy", nbytes, where))
+        found: float = self.pipe.recv()
+        return found
+
+
+def buckets_of(trainer: Trainer, limit: int) -> Any:
+    """Converts as it goes: while a bucket travels the next one is made."""
+    found: dict[str, torch.Tensor] = {}
+    size = 0
+    for name, tensor in trainer.export():
+        if found and size + tensor.nbytes > limit:
+            yield found
+            found, size = {}, 0
+        found[name] = tensor
+        size += tensor.nbytes
+    yield found
+
+
+def run(size: str, args: argparse.Namespace) -> dict[str, Any]:
+    """One size: updates until all digests agreed, then timed ones, then all digests once more."""
+    cuda = args.device == "cuda"
+    here = torch.device("cuda", 0) if cuda else torch.device("cpu")
+    there = torch.device("cuda", int(args.path == "broadcast")) if cuda else torch.device("cpu")
+    place = Place(args.path, size, there, 0, not args.loader)
+    own = Place(args.path, size, here, 0, False)
+    group = own.group(0) if args.path == "broadcast" else None
+    place.port = group.port if group is not None else 0
+    pipe, other = mp.Pipe()
+    child = mp.get_context("spawn").Process(target=engine, args=(place, other), daemon=True)
+    child.start()
+    other.close()
+    trainer = Trainer(size, here)
+    if group is not None:
+        group.join()
+    assert pipe.recv() == "ready"
+    sender = Sender(own, pipe, trainer, group)
+    limit = args.bucket_mb * 2**20 if args.path != "ipc" else 2**62
+    for _ in range(2):
+        sender.update(limit, verify=True)
+    verified = min(sender.update(limit, verify=True)["seconds"] for _ in range(args.repeats))
+    best = min((sender.update(limit, verify=False) for _ in range(args.repeats)), key=lambda r: r["seconds"])
+    sender.trainer.step()
+    sender.update(limit, verify=True)
+    bandwidth = sender.copy_bandwidth()
+    pipe.send(None)
+    child.join()
+    nbytes = sum(t.nbytes for t in dict(trainer.export()).values())
+    rate = nbytes / best["seconds"] / 1e9
+    return {
+        "case": args.path, "size": size, "device": torch.cuda.get_device_name(0) if cuda else "cpu",
+        "gigabytes": round(nbytes / 1e9, 3), **{name: round(value, 5) for name, value in best.items()},
+        "verified_s": round(verified, 5), "gb_per_s": round(rate, 2), "copy_gb_per_s": round(bandwidth, 2),
+        "share": round(rate / bandwidth, 3), "loads_by": "loader" if args.loader else "replay",
+        "engine": "own receiver over plain modules, not SGLang",
+    }  # fmt: skip
 
 
 def main() -> None:
@@ -144,62 +261,16 @@ def main() -> None:
     parser.add_argument("--path", choices=["ipc", "broadcast", "files"], required=True)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--size", nargs="+", default=["2B", "4B"])
-    parser.add_argument("--bucket-mb", type=int, default=512)
+    parser.add_argument("--bucket-mb", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument(
+        "--loader", action="store_true", help="load through the model's loader, not its copies"
+    )
     args = parser.parse_args()
-    dist.init_process_group("gloo")
-    rank = dist.get_rank()
-    index = rank if args.path == "broadcast" else 0
-    device = torch.device(args.device, index) if args.device == "cuda" else torch.device("cpu")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    group = None
-    if args.path == "broadcast":
-        box: list[object] = [None]
-        made = None
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        if rank == 0:
-            made = BroadcastGroup(("127.0.0.1", 0), 0, 2, backend, 120.0, "weights")
-            box = [made.port]
-        dist.broadcast_object_list(box, src=0)
-        group = made or BroadcastGroup(("127.0.0.1", int(str(box[0]))), 1, 2, backend, 120.0, "weights")
-        group.join()
+    torch.set_num_threads(1)
     for size in args.size:
-        listed = tensors(size)
-        args.names = [name for name, _, _ in listed][:: max(1, len(listed) // CHECKED)]
-        weights: dict[str, torch.Tensor] = {}
-        receiver = None
-        if rank == 0:
-            generator = torch.Generator(device=device).manual_seed(0)
-            for name, _, shape in listed:
-                weights[name] = torch.randn(shape, generator=generator, device=device).to(dtype_of(name))
-        else:
-            shapes = {name: (shape, dtype_of(name)) for name, _, shape in listed}
-            receiver = Receiver({"target": Engine(size, device)}, shapes, device)
-        nbytes = sum(torch.Size(s).numel() * dtype_of(n).itemsize for n, _, s in listed)
-        runs = []
-        for version in range(args.repeats + 1):
-            for tensor in weights.values():
-                tensor.neg_()
-            runs.append(one_update(args, rank, device, weights, receiver, group, version))
-        bandwidth = reference(args.path, device, group, nbytes)
-        best = min(runs[1:], key=lambda r: r["seconds"])
-        rate = nbytes / best["seconds"] / 1e9
-        line = {
-            "case": args.path, "size": size, "device": torch.cuda.get_device_name(device)
-            if device.type == "cuda" else "cpu", "gigabytes": round(nbytes / 1e9, 3),
-            **{name: round(value, 4) for name, value in best.items()}, "gb_per_s": round(rate, 2),
-            "copy_gb_per_s": round(bandwidth, 2), "share": round(rate / bandwidth, 3),
-            "engine": "own receiver over a plain module, not SGLang",
-        }  # fmt: skip
-        if rank == 0:
-            sys.stdout.write(json.dumps(line) + "\n")
-            sys.stdout.flush()
-        del weights, receiver
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
-    dist.barrier()
-    dist.destroy_process_group()
+        sys.stdout.write(json.dumps(run(size, args)) + "\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

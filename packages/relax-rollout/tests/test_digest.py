@@ -1,7 +1,9 @@
 """Digests tell tensors apart by every bit."""
 
+import pytest
 import torch
 from relax_rollout import tensor_digest
+from relax_rollout.digest import COLUMNS, WHOLE_BYTES, tensor_digests
 
 
 def test_equal_bytes_give_equal_digests_whatever_the_layout():
@@ -26,3 +28,54 @@ def test_scalars_empty_tensors_and_nan_have_digests():
     assert len(tensor_digest(torch.empty(0, 3))) == 16
     nan = torch.tensor([float("nan")])
     assert tensor_digest(nan) == tensor_digest(nan.clone())
+
+
+@pytest.fixture(scope="module")
+def large():
+    """Hashed by sums: more than the limit, with bytes beyond the last row of the table."""
+    torch.manual_seed(0)
+    return torch.randn(WHOLE_BYTES // 2 + 4 * COLUMNS + 3).bfloat16()
+
+
+@pytest.mark.parametrize("place", [0, 1, 4 * COLUMNS - 1, 4 * COLUMNS, -1, -4 * COLUMNS, 300_001])
+def test_one_bit_of_a_large_tensor_matters(large, place):
+    flipped = large.clone()
+    flipped.view(torch.int16)[place] ^= 1
+    assert tensor_digest(flipped) != tensor_digest(large)
+
+
+ROW = 4 * COLUMNS
+
+
+@pytest.mark.parametrize(
+    "exchanged", [(slice(0, ROW), slice(ROW, 2 * ROW)), (slice(0, 4), slice(4, 8)), (slice(9), slice(90, 99))]
+)
+def test_order_in_a_large_tensor_matters(large, exchanged):
+    a, b = exchanged
+    other = large.clone()
+    other[a], other[b] = large[b], large[a]
+    assert tensor_digest(other) != tensor_digest(large)
+
+
+def test_transposing_a_large_tensor_shows():
+    square = torch.randn(600, 600)
+    assert square.nbytes > WHOLE_BYTES
+    assert tensor_digest(square) != tensor_digest(square.T)
+    assert tensor_digest(square) == tensor_digest(square.T.contiguous().T)
+
+
+def test_where_a_large_tensor_lies_does_not_matter(large):
+    assert tensor_digest(large[1:]) == tensor_digest(large[1:].clone())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_the_sign_of_every_element_of_a_large_tensor_matters(dtype):
+    """Sums that wrapped around would lose the highest bits, an even number of times."""
+    ones = torch.ones(WHOLE_BYTES, dtype=dtype)
+    assert tensor_digest(ones) != tensor_digest(-ones)
+
+
+def test_many_digests_are_those_of_each(large):
+    tensors = {"large": large, "scalar": torch.tensor(2.0), "empty": torch.empty(0), "small": torch.ones(7)}
+    assert tensor_digests(tensors) == {name: tensor_digest(tensor) for name, tensor in tensors.items()}
+    assert tensor_digests({}) == {}

@@ -69,10 +69,14 @@ def target():
     return Target()
 
 
+def make_receiver(target, **options):
+    models = {"target": target, "draft": Draft(target.embed)}
+    return Receiver(models, SHAPES, torch.device("cpu"), {"cache_t": conv_rule}, **options)
+
+
 @pytest.fixture
 def receiver(target):
-    models = {"target": target, "draft": Draft(target.embed)}
-    return Receiver(models, SHAPES, torch.device("cpu"), {"cache_t": conv_rule})
+    return make_receiver(target)
 
 
 @pytest.fixture
@@ -104,8 +108,9 @@ def test_what_the_loader_does_is_found_without_changing_the_model(receiver, targ
     assert manifest["mtp.fc"][2] == ["draft"]
 
 
-def test_after_a_commit_every_digest_is_that_of_what_was_sent(receiver, files, target):
-    sent = tensors()
+@pytest.mark.parametrize("replay", [False, True])
+def test_after_a_commit_every_digest_is_that_of_what_was_sent(files, target, replay):
+    receiver, sent = make_receiver(target, replay=replay), tensors()
     receiver.begin("u", 7)
     names = list(sent)
     for n in range(3):
@@ -117,7 +122,56 @@ def test_after_a_commit_every_digest_is_that_of_what_was_sent(receiver, files, t
     served = {name: t.bfloat16() if name in "qk" else t for name, t in sent.items()}
     assert result["digests"] == {name: tensor_digest(t) for name, t in served.items()}
     assert torch.equal(target.conv.cache_t, sent["conv"][:, 0].t())
+    assert torch.equal(target.head, sent["embed"])
     assert receiver.commit("u", 3) is result
+
+
+def test_copies_are_replayed_without_the_loader(files, target):
+    receiver = make_receiver(target, replay=True)
+    for module in (target, receiver._models[1].module):
+        module.load_weights = None
+    for version in (1, 2):
+        sent = tensors(seed=version)
+        receiver.begin(str(version), version)
+        send(receiver, files, sent, update=str(version))
+        digests = receiver.commit(str(version), 1)["digests"]
+        assert digests["mtp.fc"] == tensor_digest(sent["mtp.fc"])
+        assert digests["q"] == tensor_digest(sent["q"].bfloat16())
+
+
+class Memory:
+    """A bucket that stays in the same memory from update to update, as device memory of another process."""
+
+    stays = True
+
+    def __init__(self, nbytes):
+        self.buffer = torch.zeros(nbytes, dtype=torch.uint8)
+
+    def fetch(self, nbytes, device):
+        return self.buffer
+
+
+def test_new_values_in_the_same_memory_are_loaded_anew(target):
+    receiver = make_receiver(target, replay=True)
+    entries, nbytes = plan(tensors(), {})
+    memory = Memory(nbytes)
+    for version in (1, 2, 3):
+        sent = tensors(seed=version)
+        pack(sent, entries, memory.buffer)
+        if version == 3:
+            target.norm.data = torch.zeros(6)  # the model keeps it elsewhere from here on
+        receiver.begin(str(version), version)
+        receiver.receive(str(version), 0, entries, memory)
+        digests = receiver.commit(str(version), 1)["digests"]
+        assert digests == {n: tensor_digest(t.bfloat16() if n in "qk" else t) for n, t in sent.items()}
+        assert torch.equal(target.norm, sent["norm"])
+
+
+def test_what_was_sent_by_file_is_let_go_of(receiver, files):
+    receiver.begin("u", 1)
+    send(receiver, files, tensors())
+    receiver.commit("u", 1)
+    assert all(not model.regions._known for model in receiver._models)
 
 
 def test_a_lost_acknowledgement_changes_nothing(receiver, files):

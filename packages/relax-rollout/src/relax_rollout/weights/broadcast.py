@@ -3,12 +3,16 @@
 The group is one of its own: it needs no default process group and is given up and made anew as a whole.
 """
 
+from collections import deque
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed
 from torch import Tensor
+
+from relax_rollout.weights.bucket import Entry, bucket_bytes, pack
 
 dist: Any = torch.distributed
 
@@ -45,15 +49,24 @@ class BroadcastGroup:
         """
         self._group = _group(self._store, self.rank, self._size, self._backend, self._timeout)
 
+    def start(self, tensor: Tensor) -> Any:
+        """Begin a broadcast from rank 0 to all, in place; broadcasts end in the order in which they began.
+
+        Returns:
+            its ``wait()`` raises RuntimeError if somebody did not join in time or has ended. On a device it
+            returns at once, and what is queued there afterwards comes after the broadcast.
+        """
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = 0, 0
+        return self._group.broadcast([tensor], options)
+
     def broadcast(self, tensor: Tensor) -> None:
         """From rank 0 to all, in place; returns when it is done here.
 
         Raises:
             RuntimeError: somebody did not join in time, or has ended.
         """
-        options = dist.BroadcastOptions()
-        options.rootRank, options.rootTensor = 0, 0
-        self._group.broadcast([tensor], options).wait()
+        self.start(tensor).wait()
         if tensor.device.type != "cpu":
             torch.accelerator.current_stream(tensor.device).synchronize()
 
@@ -77,11 +90,61 @@ def _group(store: Any, rank: int, size: int, backend: str, timeout: timedelta) -
 class BroadcastSource:
     """A bucket that the sender broadcasts next."""
 
+    stays = False
+
     def __init__(self, group: BroadcastGroup) -> None:
         self._group = group
 
     def fetch(self, nbytes: int, device: torch.device) -> Tensor:
-        """See :class:`relax_rollout.weights.receiver.Source`."""
+        """See :class:`relax_rollout.weights.receiver.Source`; on a device it may still be on its way."""
         buffer = torch.empty(nbytes, dtype=torch.uint8, device=device)
-        self._group.broadcast(buffer)
+        self._group.start(buffer).wait()
         return buffer
+
+
+class BroadcastSender:
+    """Sends buckets one behind the other: the next is packed while the last ones travel.
+
+    Args:
+        group: of which this process is rank 0.
+        device: of the buckets.
+        depth: buckets in memory at once.
+    """
+
+    def __init__(self, group: BroadcastGroup, device: torch.device, depth: int = 2) -> None:
+        self._group, self._device, self._depth = group, device, depth
+        self._slots: list[Tensor] = []
+        self._sent: deque[tuple[Tensor, Any]] = deque()
+
+    def send(self, tensors: Mapping[str, Tensor], entries: Sequence[Entry]) -> None:
+        """Pack a bucket and begin to send it; the tensors may change once this returns.
+
+        Raises:
+            RuntimeError: see :meth:`BroadcastGroup.start`, of this bucket or of one before.
+        """
+        nbytes = bucket_bytes(entries)
+        buffer = self._slot(nbytes)
+        pack(tensors, entries, buffer)
+        part = buffer[:nbytes]
+        self._sent.append((buffer, self._group.start(part)))
+
+    def finish(self) -> None:
+        """Wait for all of them."""
+        while self._sent:
+            self._take_back()
+        if self._device.type != "cpu":
+            torch.accelerator.current_stream(self._device).synchronize()
+
+    def _take_back(self) -> None:
+        buffer, work = self._sent.popleft()
+        work.wait()
+        self._slots.append(buffer)
+
+    def _slot(self, nbytes: int) -> Tensor:
+        while len(self._sent) >= self._depth:
+            self._take_back()
+        fitting = next((n for n, slot in enumerate(self._slots) if slot.numel() >= nbytes), None)
+        if fitting is not None:
+            return self._slots.pop(fitting)
+        self._slots.clear()
+        return torch.empty(nbytes, dtype=torch.uint8, device=self._device)

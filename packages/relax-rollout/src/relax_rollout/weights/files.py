@@ -14,6 +14,8 @@ SHARED_MEMORY = Path("/dev/shm")
 class FileSource:
     """A bucket in a file, mapped and not copied on a CPU."""
 
+    stays = False
+
     def __init__(self, path: str) -> None:
         self._path = path
 

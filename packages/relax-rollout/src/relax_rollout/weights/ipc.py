@@ -1,38 +1,181 @@
-"""The path by shared device memory: a bucket of another process on the same device, opened and not copied."""
+"""The path by shared device memory: memory of another process on the same device, opened and not copied."""
 
 import base64
-import pickle
+import json
+from collections.abc import Iterable, Mapping
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import reduce_tensor
+from torch.multiprocessing import reductions
+
+from relax_rollout.weights.bucket import Entry, pack, plan, torch_dtype
 
 
-def ipc_handle(buffer: Tensor) -> str:
-    """What another process needs to open a buffer, which must live until that process is done with it."""
-    found: Any = reduce_tensor
-    return base64.b64encode(pickle.dumps(found(buffer))).decode()
+class IpcSender:
+    """Gives out buckets as handles to device memory; what it gave out stays until :meth:`release`.
+
+    Args:
+        lent: tensors whose memory stays where it is for as long as the receiver lives, for example a
+            trainer's parameter buffers. Contiguous views of it are opened in place; all else is packed.
+    """
+
+    def __init__(self, lent: Iterable[Tensor] = ()) -> None:
+        self._lent = {t.untyped_storage().data_ptr(): _whole(t) for t in lent}
+        self._handles: dict[int, str] = {}
+        self._free: list[Tensor] = []
+        self._used: list[Tensor] = []
+
+    def buckets(
+        self, tensors: Mapping[str, Tensor], digests: Mapping[str, str]
+    ) -> list[tuple[list[Entry], str]]:
+        """The tensors as buckets: one for each lent buffer that some lie in, and one for the rest.
+
+        Lent tensors must not change until the update has ended.
+
+        Returns:
+            entries, and the handle of the memory that they lie in. The device has written it all.
+        """
+        placed: dict[int, list[Entry]] = {}
+        rest: dict[str, Tensor] = {}
+        for name, tensor in tensors.items():
+            at = tensor.untyped_storage().data_ptr()
+            if at in self._lent and tensor.is_contiguous():
+                dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+                offset = int(tensor.storage_offset()) * tensor.element_size()
+                placed.setdefault(at, []).append(Entry(name, dtype, shape, offset, digests.get(name)))
+            else:
+                rest[name] = tensor
+        found = [(entries, self._handle(self._lent[at])) for at, entries in placed.items()]
+        if rest:
+            entries, nbytes = plan(rest, digests)
+            buffer = self._take(nbytes, next(iter(rest.values())).device)
+            pack(rest, entries, buffer)
+            found.append((entries, self._handle(buffer)))
+        device = next(iter(tensors.values())).device
+        if device.type != "cpu":
+            torch.accelerator.current_stream(device).synchronize()
+        return found
+
+    def release(self) -> None:
+        """The update has ended: its buffers may be written anew."""
+        self._free += self._used
+        self._used = []
+
+    def _take(self, nbytes: int, device: torch.device) -> Tensor:
+        """A buffer of at least this size; one of an earlier update if there is one, whose handle is known."""
+        for place, buffer in enumerate(self._free):
+            if buffer.numel() >= nbytes and buffer.device == device:
+                self._used.append(self._free.pop(place))
+                return buffer
+        self._used.append(torch.empty(nbytes, dtype=torch.uint8, device=device))
+        return self._used[-1]
+
+    def _handle(self, buffer: Tensor) -> str:
+        at = buffer.data_ptr()
+        if at not in self._handles:
+            self._handles[at] = handle_of(buffer)
+        return self._handles[at]
+
+
+class IpcReceiver:
+    """Opens what an :class:`IpcSender` gave out; what was opened stays open, as opening takes a while."""
+
+    def __init__(self) -> None:
+        self._opened: dict[str, Tensor] = {}
+
+    def source(self, handle: str) -> "IpcSource":
+        """Of a bucket."""
+        return IpcSource(self, handle)
+
+    def open(self, handle: str, device: torch.device) -> Tensor:
+        """The memory of a handle, uint8.
+
+        Raises:
+            ValueError: it is not there any more.
+        """
+        if handle not in self._opened:
+            try:
+                self._opened[handle] = open_handle(handle, device)
+            except RuntimeError as error:
+                raise ValueError(
+                    f"device memory of the sender cannot be opened: {error}; sender and receiver must be on "
+                    "the same device of one host"
+                ) from error
+        return self._opened[handle]
 
 
 class IpcSource:
-    """A bucket in device memory of another process: opened once, however many models load from it.
+    """See :class:`relax_rollout.weights.receiver.Source`."""
 
-    Args:
-        handle: of :func:`ipc_handle`, from a process that is trusted: opening it unpickles it.
-    """
+    stays = True
 
-    def __init__(self, handle: str) -> None:
-        self._handle = handle
+    def __init__(self, receiver: IpcReceiver, handle: str) -> None:
+        self._receiver, self._handle = receiver, handle
 
     def fetch(self, nbytes: int, device: torch.device) -> Tensor:
-        """See :class:`relax_rollout.weights.receiver.Source`.
+        """The memory itself, not a copy; it may be longer than the bucket.
 
         Raises:
-            ValueError: the buffer is shorter than was announced.
+            ValueError: see :meth:`IpcReceiver.open`.
         """
-        rebuild, arguments = pickle.loads(base64.b64decode(self._handle))
-        opened: Tensor = rebuild(*arguments)
-        if opened.numel() < nbytes:
-            raise ValueError(f"the shared buffer has {opened.numel()} bytes; {nbytes} were announced")
-        return opened
+        return self._receiver.open(self._handle, device)
+
+
+def handle_of(buffer: Tensor) -> str:
+    """What another process needs to open a device buffer, as JSON.
+
+    Raises:
+        ValueError: the tensor is in a host's memory, which travels by files.
+    """
+    if buffer.device.type == "cpu":
+        raise ValueError("memory of a host is shared by files; only that of a device has a handle")
+    reduce: Any = reductions.reduce_tensor
+    rebuild, fields = reduce(buffer)
+    kept = [field for field in fields if not isinstance(field, type)]
+    shape, stride, offset, dtype, *rest = kept
+    coded = [base64.b64encode(f).decode() if isinstance(f, bytes) else f for f in rest]
+    return json.dumps(
+        {
+            "rebuild": rebuild.__name__,
+            "tensor": [list(shape), list(stride), offset, str(dtype).removeprefix("torch.")],
+            "memory": coded,
+            "bytes": [isinstance(field, bytes) for field in rest],
+        }
+    )
+
+
+REBUILDERS = {"cuda": "rebuild_cuda_tensor", "npu": "rebuild_npu_tensor"}
+
+
+def open_handle(handle: str, device: torch.device) -> Tensor:
+    """The buffer of a handle, on a device that may have another number here than at the sender.
+
+    Raises:
+        ValueError: it is no handle of this kind of device.
+        RuntimeError: the device cannot open it.
+    """
+    fields = json.loads(handle)
+    if fields["rebuild"] not in REBUILDERS.values():
+        raise ValueError(f"{fields['rebuild']!r} opens no device memory; known: {list(REBUILDERS.values())}")
+    npu = fields["rebuild"] == REBUILDERS["npu"]
+    module: Any = import_module("torch_npu.multiprocessing.reductions") if npu else reductions
+    rebuild: Any = getattr(module, fields["rebuild"])
+    shape, stride, offset, dtype = fields["tensor"]
+    memory = [
+        base64.b64decode(field) if coded else field
+        for field, coded in zip(fields["memory"], fields["bytes"], strict=True)
+    ]
+    memory[0] = device.index or 0
+    storage: Any = torch.storage.TypedStorage
+    opened: Tensor = rebuild(
+        Tensor, torch.Size(shape), tuple(stride), offset, storage, torch_dtype(dtype), *memory
+    )
+    return opened
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """All bytes of the storage that a tensor lies in."""
+    storage = tensor.untyped_storage()
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)

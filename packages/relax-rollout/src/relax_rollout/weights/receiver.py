@@ -11,10 +11,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from relax_rollout.digest import tensor_digest
+from relax_rollout.digest import tensor_digest, tensor_digests
 from relax_rollout.weights.bucket import Entry, bucket_bytes, views
 from relax_rollout.weights.derived import DerivedTensors, Rule
-from relax_rollout.weights.regions import Regions, trace
+from relax_rollout.weights.regions import Regions, changed, copy_all, trace
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,9 @@ class UpdateRefusedError(ValueError):
 
 
 class Source(Protocol):
-    """Where a bucket's bytes come from."""
+    """Where a bucket's bytes come from; ``stays`` tells that the next update may come in the same memory."""
+
+    stays: bool
 
     def fetch(self, nbytes: int, device: torch.device) -> Tensor:
         """The bytes, uint8 [nbytes]; they stay as they are until the update ends."""
@@ -57,6 +59,7 @@ class Staged:
     version: int
     tensors: dict[str, Tensor] = field(default_factory=dict)
     buckets: dict[int, list[str]] = field(default_factory=dict)
+    stays: bool = True
 
 
 class Receiver:
@@ -67,6 +70,8 @@ class Receiver:
         checkpoint: shape and dtype of every tensor of the checkpoint.
         device: where the models are.
         rules: how derived tensors are computed, by attribute name.
+        replay: do the copies that the loader was seen to do, all at once, instead of calling it for each
+            update.
     """
 
     def __init__(
@@ -75,8 +80,12 @@ class Receiver:
         checkpoint: Shapes,
         device: torch.device,
         rules: Mapping[str, Rule] | None = None,
+        *,
+        replay: bool = False,
     ) -> None:
         self.device = device
+        self._replay = replay
+        self._known: dict[int, tuple[Tensor, Sequence[Entry], dict[str, Tensor]]] = {}
         self.version = 0
         self.last_result: dict[str, Any] | None = None
         self.staged: Staged | None = None
@@ -118,15 +127,24 @@ class Receiver:
             UpdateRefusedError: another update or none is open.
         """
         staged = self._open(update)
-        nbytes = bucket_bytes(entries)
-        arrived = dict(
-            zip((e.name for e in entries), views(entries, source.fetch(nbytes, self.device)), strict=True)
-        )
+        buffer = source.fetch(bucket_bytes(entries), self.device)
+        arrived = self._views(bucket, entries, buffer, source.stays)
+        staged.stays = staged.stays and source.stays
         for name in staged.buckets.get(bucket, ()):
             staged.tensors.pop(name, None)
         staged.tensors |= arrived
         staged.buckets[bucket] = list(arrived)
-        return {e.name: tensor_digest(arrived[e.name]) for e in entries if e.digest is not None}
+        return tensor_digests({e.name: arrived[e.name] for e in entries if e.digest is not None})
+
+    def _views(self, bucket: int, entries: Sequence[Entry], buffer: Tensor, stays: bool) -> dict[str, Tensor]:
+        """The tensors of a bucket; the same objects as last time if it is that list in that memory."""
+        known = self._known.get(bucket)
+        if known is not None and known[0] is buffer and known[1] is entries:
+            return known[2]
+        found = dict(zip((e.name for e in entries), views(entries, buffer), strict=True))
+        if stays:
+            self._known[bucket] = buffer, entries, found
+        return found
 
     def commit(self, update: str, buckets: int, names: Collection[str] | None = None) -> dict[str, Any]:
         """Load everything staged into every model, rebuild what is derived from it, and read it all back.
@@ -153,44 +171,58 @@ class Receiver:
             raise UpdateRefusedError(f"update {update} lacks bucket {missing[0]} of {buckets}")
         for model in self._models:
             model.derived.remember()
-        pairs = list(staged.tensors.items())
+        self._load(staged.tensors)
         for model in self._models:
-            # A model is given only what it holds: some loaders refuse or log other names.
-            _loader(model.module)([(n, t) for n, t in pairs if n in model.regions.of])
             model.derived.rebuild()
         self.version = staged.version
-        digests: dict[str, str] = {}
-        for name, tensor in pairs:
-            if names is None or name in names:
-                digests |= self._digest(name, tensor)
+        asked = {n: t for n, t in staged.tensors.items() if names is None or n in names}
+        digests = self._digests(asked)
         stale = [f"{model.name}: {name}" for model in self._models for name in model.derived.stale()]
         self.last_result = {
             "update": update, "version": staged.version, "digests": digests, "stale": stale
         }  # fmt: skip
+        if not staged.stays:
+            for model in self._models:
+                model.regions.forget()
         self.staged = None
         return self.last_result
 
-    def _digest(self, name: str, sent: Tensor) -> dict[str, str]:
-        """Of a tensor as served; if models hold different values, of the one that is not what was sent."""
+    def _load(self, tensors: Mapping[str, Tensor]) -> None:
+        # A model is given only what it holds: some loaders refuse or log other names.
+        if not self._replay:
+            for model in self._models:
+                _loader(model.module)(list(_held(model, tensors).items()))
+            return
+        pairs = [model.regions.pairs(_held(model, tensors)) for model in self._models]
+        copy_all(pair for found in pairs for parts in found.values() for pair in parts)
+
+    def _digests(self, sent: Mapping[str, Tensor]) -> dict[str, str]:
+        """Of tensors as served; where models hold different values, of the one that is not what was sent."""
         found: dict[str, str] = {}
         for model in self._models:
-            if name not in model.regions.of:
-                continue
-            wanted = tensor_digest(sent.to(model.regions.dtype(name)))
-            held = tensor_digest(model.regions.read_back(name, sent))
-            if name not in found or held != wanted:
-                found[name] = held
+            held = _held(model, sent)
+            pairs = model.regions.pairs(held)
+            for name in changed(pairs):
+                found[name] = tensor_digest(model.regions.read_back(name, held[name]))
+            right = {n: t.to(pairs[n][0][0].dtype) for n, t in held.items() if n not in found}
+            found |= tensor_digests(right)
         return found
 
     def discard(self) -> None:
         """Drop the open update."""
         self.staged = None
+        for model in self._models:
+            model.regions.forget()
 
     def _open(self, update: str) -> Staged:
         if self.staged is None or self.staged.update != update:
             there = "none" if self.staged is None else self.staged.update
             raise UpdateRefusedError(f"update {update} is not open here; open is: {there}")
         return self.staged
+
+
+def _held(model: _Model, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in tensors.items() if name in model.regions.of}
 
 
 def _loader(module: nn.Module) -> Any:

@@ -5,13 +5,16 @@ rank). Instead of knowing how, we watch its ``load_weights`` once: copies out of
 not done. From then on any loaded tensor can be read back from where the model keeps it.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+
+SMALL_BYTES = 2**22
+_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,10 @@ class View:
         """The same place in a tensor's storage."""
         return torch.as_strided(tensor, self.size, self.stride, self.offset)
 
+    def within(self, tensor: Tensor) -> Tensor:
+        """The same place in a contiguous tensor, which may lie anywhere in its storage."""
+        return torch.as_strided(tensor, self.size, self.stride, tensor.storage_offset() + self.offset)
+
 
 @dataclass(frozen=True, slots=True)
 class Region:
@@ -47,12 +54,17 @@ class Region:
     target: View
 
 
+Pair = tuple[Tensor, Tensor]
+"""A place in a model, and what was sent for it."""
+
+
 @dataclass(slots=True)
 class Regions:
     """Of one model: the regions of each checkpoint name; a name without any is not loaded by the model."""
 
     model: nn.Module
     of: dict[str, list[Region]] = field(default_factory=dict)
+    _known: dict[str, tuple[Tensor, list[int], list[Pair]]] = field(default_factory=dict)
 
     def parameter(self, name: str) -> Tensor:
         """The parameter or buffer called so, as it is now."""
@@ -66,6 +78,29 @@ class Regions:
         """In which dtype the model keeps a checkpoint's tensor."""
         return self._named()[self.of[name][0].parameter].dtype
 
+    def pairs(self, tensors: Mapping[str, Tensor]) -> dict[str, list[Pair]]:
+        """Where the model keeps tensors and what of the sent ones belongs there, part by part.
+
+        Those of a tensor that was asked for before, at the same place, are not computed anew.
+        """
+        named = self._named()
+        return {name: self._pairs(name, tensor, named) for name, tensor in tensors.items()}
+
+    def _pairs(self, name: str, sent: Tensor, named: Mapping[str, Tensor]) -> list[Pair]:
+        regions = self.of[name]
+        at = [sent.data_ptr(), *(named[region.parameter].data_ptr() for region in regions)]
+        known = self._known.get(name)
+        if known is not None and known[0] is sent and known[1] == at:
+            return known[2]
+        laid = sent.detach().contiguous()
+        found = [(r.target.on(named[r.parameter].detach()), r.source.within(laid)) for r in regions]
+        self._known[name] = sent, at, found
+        return found
+
+    def forget(self) -> None:
+        """Let go of the tensors of earlier calls."""
+        self._known.clear()
+
     def read_back(self, name: str, sent: Tensor) -> Tensor:
         """The tensor as the model holds it.
 
@@ -78,20 +113,52 @@ class Regions:
             in the model's dtype; equal to ``sent`` cast to it if and only if every copy that the model holds
             is (a tied head that is a copy counts too).
         """
-        named = self._named()
         held = sent.detach().to(self.dtype(name)).contiguous().clone()
-        for region in self.of[name]:
-            now = region.target.on(named[region.parameter])
-            place = region.source.on(held)
-            wanted = region.source.on(sent.to(now.dtype).contiguous())
-            if not torch.equal(bits(now.to(wanted.device)), bits(wanted)):
-                place.copy_(now)
+        for region, (now, wanted) in zip(self.of[name], self.pairs({name: sent})[name], strict=True):
+            if not torch.equal(bits(now), bits(wanted.to(now.dtype))):
+                region.source.within(held).copy_(now)
         return held
 
 
+def changed(pairs: Mapping[str, Sequence[Pair]]) -> list[str]:
+    """Names of which the model holds other bits than were sent, found with one wait for the device."""
+    names, flags = [], []
+    for name, parts in pairs.items():
+        for now, wanted in parts:
+            names.append(name)
+            flags.append(torch.ne(bits(now), bits(wanted.to(now.dtype))).any())
+    if not flags:
+        return []
+    differs = torch.stack(flags).tolist()
+    return sorted({name for name, differ in zip(names, differs, strict=True) if differ})
+
+
+def copy_all(pairs: Iterable[Pair]) -> None:
+    """Copy what was sent to where it belongs: small parts of one dtype together, large ones one by one.
+
+    A place that models share is written once.
+    """
+    small: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+    done: set[tuple[int, int, tuple[int, ...]]] = set()
+    with torch.no_grad():
+        for now, wanted in pairs:
+            place = now.data_ptr(), wanted.data_ptr(), now.stride()
+            if place in done:
+                continue
+            done.add(place)
+            if now.dtype != wanted.dtype or now.nbytes > SMALL_BYTES:
+                now.copy_(wanted)
+            else:
+                targets, sources = small.setdefault(now.dtype, ([], []))
+                targets.append(now)
+                sources.append(wanted)
+        for targets, sources in small.values():
+            torch._foreach_copy_(targets, sources)
+
+
 def bits(tensor: Tensor) -> Tensor:
-    """The bytes of a tensor, so that NaN equals NaN and 0 differs from -0."""
-    return tensor.contiguous().view(torch.uint8) if tensor.numel() else tensor
+    """The bits of a tensor as whole numbers, so that NaN equals NaN and 0 differs from -0."""
+    return tensor.contiguous().view(_WHOLE[tensor.element_size()])
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:

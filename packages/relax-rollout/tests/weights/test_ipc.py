@@ -1,0 +1,85 @@
+"""Buckets in device memory. Without a device, a table of addresses stands for what the driver shares."""
+
+import pytest
+import torch
+from relax_rollout.weights import ipc
+from relax_rollout.weights.bucket import views
+from relax_rollout.weights.ipc import IpcReceiver, IpcSender
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    """Buffers by handle, and the handles opened so far."""
+    shared, opened = {}, []
+
+    def handle_of(buffer):
+        shared[f"memory-{len(shared)}"] = buffer
+        return f"memory-{len(shared) - 1}"
+
+    def open_handle(handle, device):
+        opened.append(handle)
+        return shared[handle]
+
+    monkeypatch.setattr(ipc, "handle_of", handle_of)
+    monkeypatch.setattr(ipc, "open_handle", open_handle)
+    return opened
+
+
+def fetch(receiver, buckets):
+    found = {}
+    for entries, handle in buckets:
+        buffer = receiver.source(handle).fetch(0, torch.device("cpu"))
+        found |= dict(zip((entry.name for entry in entries), views(entries, buffer), strict=True))
+    return found
+
+
+def test_views_of_lent_memory_are_opened_in_place_and_the_rest_is_packed(driver):
+    flat = torch.arange(24.0)
+    sent = {"a": flat[6:18].view(3, 4), "t": flat[6:18].view(3, 4).T, "b": flat[:2], "own": torch.ones(5)}
+    buckets = IpcSender([flat[:1]]).buckets(sent, {"b": "digest"})
+    assert [[entry.name for entry in entries] for entries, _ in buckets] == [["a", "b"], ["t", "own"]]
+    assert [entry.digest for entry in buckets[0][0]] == [None, "digest"]
+    found = fetch(IpcReceiver(), buckets)
+    assert {name: bool(torch.equal(found[name], sent[name])) for name in sent} == dict.fromkeys(sent, True)
+    flat += 1
+    assert torch.equal(found["a"], sent["a"])
+    assert not torch.equal(found["t"], sent["t"])
+
+
+def test_buffers_are_written_anew_only_after_the_update_and_opened_once(driver):
+    sender, receiver = IpcSender(), IpcReceiver()
+    first = sender.buckets({"x": torch.ones(4)}, {}), sender.buckets({"y": torch.zeros(4)}, {})
+    assert first[0][0][1] != first[1][0][1]
+    sender.release()
+    again = sender.buckets({"x": torch.full((4,), 7.0)}, {})
+    assert again == first[0]
+    assert fetch(receiver, first[0] + again)["x"].tolist() == [7.0] * 4
+    assert driver == [first[0][0][1]]
+    assert sender.buckets({"z": torch.ones(400)}, {})[0][1] not in (first[0][0][1], first[1][0][1])
+
+
+def test_memory_of_a_host_has_no_handle():
+    with pytest.raises(ValueError, match="shared by files"):
+        ipc.handle_of(torch.ones(3))
+
+
+def test_a_handle_names_the_function_that_opens_it():
+    with pytest.raises(ValueError, match=r"'os\.system' opens no device memory"):
+        ipc.open_handle('{"rebuild": "os.system"}', torch.device("cuda", 0))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_handle_opens_in_another_process():
+    sent = torch.arange(100, device="cuda")
+    handle = ipc.handle_of(sent.view(torch.uint8))
+    context = torch.multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    child = context.Process(target=_total, args=(there, handle))
+    child.start()
+    assert here.recv() == 4950
+    child.join()
+
+
+def _total(pipe, handle):
+    opened = ipc.open_handle(handle, torch.device("cuda", 0)).view(torch.int64)
+    pipe.send(int(opened.sum()))
