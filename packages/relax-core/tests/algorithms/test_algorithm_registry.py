@@ -8,7 +8,7 @@ from relax_core.algorithms import registry as registry_module
 
 def test_the_built_in_algorithms_declare_what_they_need():
     assert set(algorithm_names()) >= {"grpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo", "rloo", "sft"}
-    assert [name for name in algorithm_names() if get_algorithm(name).level == "sequence"] == ["gspo"]
+    assert [name for name in algorithm_names() if get_algorithm(name).level == "sequence"] == ["dpo", "gspo"]
     assert get_algorithm("sft").loop == "sft"
     assert get_algorithm("grpo").min_group_size == 2
     assert get_algorithm("reinforce_plus_plus").min_group_size == 1

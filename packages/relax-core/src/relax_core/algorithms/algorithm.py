@@ -92,6 +92,8 @@ class Algorithm:
         level: whether the policy ratio is one token's or one whole completion's.
         advantage: gives [T] advantages; None if the algorithm has none.
         policy_loss: gives the loss of each token; None if the algorithm has no policy ratio.
+        batch_columns: gives further columns [T] of the tokens of a whole mini-batch, from those they have,
+            before its loss; float64 on the host.
         min_group_size: fewest completions per prompt that give a signal.
         default_reduction: reduction taken when the user names none.
         reductions: every reduction that makes sense.
@@ -117,6 +119,7 @@ class Algorithm:
     settings: frozenset[str]
     advantage: "Callable[[Completions, AlgorithmConfig], Tensor] | None" = None
     policy_loss: "Callable[[PolicyTokens, AlgorithmConfig], Clipped] | None" = None
+    batch_columns: "Callable[[Mapping[str, Tensor], AlgorithmConfig], Mapping[str, Tensor]] | None" = None
     advantage_formula: str = ""
     level: Literal["token", "sequence"] = "token"
     min_group_size: int = 1

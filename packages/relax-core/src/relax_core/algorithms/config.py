@@ -61,6 +61,12 @@ class AlgorithmConfig(Section):
     gate_negative: float = setting(
         1.05, "Steepness of SAPO's gate where the advantage is not positive.", gt=0, le=1e3
     )
+    second_moment_limit: float = setting(
+        0.04, "Bound of M2PO on the mean of (log-ratio)^2 over the tokens of a mini-batch.", gt=0
+    )
+    preference_beta: float = setting(
+        0.1, "How strongly DPO's reference holds: factor of the log-ratios in its margin.", gt=0
+    )
     kl: KlEstimator | None = setting(
         None,
         "Estimator of KL(policy || reference); null takes the algorithm's own, low_var for most. As a loss, "

@@ -12,8 +12,8 @@ from relax_core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from relax_core.data.cursor import Cursor
-    from relax_core.data.examples import Message, Prompt, Sample
-    from relax_core.data.load import DataSet, load_prompts, load_samples
+    from relax_core.data.examples import Message, Pair, Prompt, Sample
+    from relax_core.data.load import DataSet, load_pairs, load_prompts, load_samples
     from relax_core.data.stream import ExampleStream
     from relax_core.data.tokenizer import Tokenizer, load_tokenizer
 
@@ -25,9 +25,11 @@ __all__ = [
     "DataSet",
     "ExampleStream",
     "Message",
+    "Pair",
     "Prompt",
     "Sample",
     "Tokenizer",
+    "load_pairs",
     "load_prompts",
     "load_samples",
     "load_tokenizer",
@@ -40,9 +42,11 @@ __getattr__ = lazy_names(
         "DataSet": "load",
         "ExampleStream": "stream",
         "Message": "examples",
+        "Pair": "examples",
         "Prompt": "examples",
         "Sample": "examples",
         "Tokenizer": "tokenizer",
+        "load_pairs": "load",
         "load_prompts": "load",
         "load_samples": "load",
         "load_tokenizer": "tokenizer",

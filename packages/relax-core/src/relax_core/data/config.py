@@ -42,6 +42,8 @@ class DataConfig(Section):
         "Key of the completion to learn, beside a prompt (sft); null if rows have none.",
         min_length=1,
     )
+    chosen_key: str = setting("chosen", "Key of the better completion of a pair (dpo).", min_length=1)
+    rejected_key: str = setting("rejected", "Key of the worse completion of a pair (dpo).", min_length=1)
     answer_key: str | None = setting(
         "answer", "Key of the answer that the reward compares with; null if rows have none.", min_length=1
     )

@@ -71,3 +71,26 @@ class Sample:
     ids: NDArray[np.int32]
     loss_mask: NDArray[np.bool_]
     prompt_text: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pair:
+    """A better and a worse completion of one prompt."""
+
+    chosen: Sample
+    rejected: Sample
+
+    @property
+    def id(self) -> str:
+        """Place of its row."""
+        return self.chosen.id
+
+    @property
+    def ids(self) -> NDArray[np.int32]:
+        """[tokens] of both, one after the other."""
+        return np.concatenate([self.chosen.ids, self.rejected.ids])
+
+    @property
+    def prompt_text(self) -> str:
+        """Text of the prompt."""
+        return self.chosen.prompt_text

@@ -7,9 +7,10 @@ from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar
 
 from relax_core.data.config import DataConfig
-from relax_core.data.examples import Example, Prompt, Sample
+from relax_core.data.examples import Example, Pair, Prompt, Sample
 from relax_core.data.fields import wanted_keys
 from relax_core.data.length import LengthRule
+from relax_core.data.pairs import PairBuilder
 from relax_core.data.problems import BadRow, BadRows, DataError, RowError
 from relax_core.data.prompts import PromptBuilder
 from relax_core.data.rows import Row, Rows
@@ -70,6 +71,12 @@ def load_prompts(
 def load_samples(cfg: DataConfig, tokenizer: Tokenizer, *, seed: int) -> DataSet[Sample]:
     """Samples to learn from; arguments and errors as `load_prompts`."""
     return _load(cfg, SampleBuilder(cfg, tokenizer), seed)
+
+
+def load_pairs(cfg: DataConfig, tokenizer: Tokenizer, *, seed: int) -> DataSet[Pair]:
+    """Pairs to prefer one of; arguments and errors as `load_prompts`."""
+    read = (*cfg.metadata_keys, cfg.chosen_key, cfg.rejected_key)
+    return _load(cfg.model_copy(update={"metadata_keys": read}), PairBuilder(cfg, tokenizer), seed)
 
 
 class _Builder(Protocol[Made]):

@@ -21,9 +21,8 @@ def with_advantages(
     """
     algorithm = config.algorithm
     assert algorithm.advantage is not None, "the algorithm takes no scores"
-    done = completions(samples, scores)
-    advantage_T = algorithm.advantage(done, config)
-    parts = torch.split(advantage_T, [int((sample.mask_L > 0).sum()) for sample in samples])
+    advantage_T = algorithm.advantage(completions(samples, scores), config)
+    parts = split_tokens(advantage_T, samples)
     return [
         sample.with_columns(advantage=spread(sample, part))
         for sample, part in zip(samples, parts, strict=True)
@@ -32,17 +31,25 @@ def with_advantages(
 
 def completions(samples: Sequence[Sample], scores: Sequence[float]) -> Completions:
     """The targets of samples back to back, without prompts and padding."""
-    counts = torch.tensor([int((sample.mask_L > 0).sum()) for sample in samples])
-    columns = {
-        name: torch.cat([sample.columns[name][sample.mask_L > 0] for sample in samples]).double()
-        for name in samples[0].columns
-    }
     return Completions(
         torch.tensor(scores, dtype=torch.float64),
         torch.tensor([sample.group for sample in samples]),
-        torch.arange(len(samples)).repeat_interleave(counts),
-        columns,
+        torch.arange(len(samples)).repeat_interleave(torch.tensor(_counts(samples))),
+        token_columns(samples),
     )
+
+
+def token_columns(samples: Sequence[Sample]) -> dict[str, Tensor]:
+    """The columns of the targets of samples back to back: float64 [T] by name."""
+    return {
+        name: torch.cat([sample.columns[name][sample.mask_L > 0] for sample in samples]).double()
+        for name in samples[0].columns
+    }
+
+
+def split_tokens(value_T: Tensor, samples: Sequence[Sample]) -> tuple[Tensor, ...]:
+    """Values of the targets of samples, by sample."""
+    return torch.split(value_T, _counts(samples))
 
 
 def spread(sample: Sample, value_T: Tensor) -> Tensor:
@@ -50,6 +57,10 @@ def spread(sample: Sample, value_T: Tensor) -> Tensor:
     placed_L = torch.zeros_like(sample.mask_L)
     placed_L[sample.mask_L > 0] = value_T.float()
     return placed_L
+
+
+def _counts(samples: Sequence[Sample]) -> list[int]:
+    return [int((sample.mask_L > 0).sum()) for sample in samples]
 
 
 def mean_advantages(samples: Sequence[Sample]) -> list[float]:

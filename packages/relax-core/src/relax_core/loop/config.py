@@ -176,9 +176,11 @@ class EvalConfig(Section):
 
 
 class SftConfig(Section):
-    """The batch of supervised fine-tuning (`algorithm.name: sft`)."""
+    """The batch of what learns from given completions (`algorithm.name: sft` or `dpo`)."""
 
-    samples_per_step: int = setting(64, "Conversations that make one batch.", unit="samples", ge=1)
+    samples_per_step: int = setting(
+        64, "Conversations (sft) or pairs (dpo) that make one batch.", unit="samples", ge=1
+    )
 
 
 class CheckpointConfig(Section):

@@ -17,6 +17,7 @@ from relax_core.algorithms import (
     sequence_weights,
     sft_objective,
 )
+from relax_core.loop.advantages import split_tokens, spread, token_columns
 from relax_core.loss import LossTerm
 from relax_core.trainer.objective import Prepared, Terms
 from relax_core.trainer.sample import Sample
@@ -48,6 +49,7 @@ class PolicyObjective:
 
     def prepare(self, samples: Sequence[Sample]) -> Prepared:
         """Weights by the algorithm's reduction; diagnostics are means over tokens."""
+        samples = _with_batch_columns(self.config, samples)
         weighted, denominator = weigh(self.config, samples, fixed_length=self._fixed_length)
         tokens = float(sum(int((sample.mask_L > 0).sum()) for sample in samples))
         names = ["policy", "entropy", *(["kl"] if self.config.kl_loss_coef > 0 else [])]
@@ -135,6 +137,19 @@ def weigh(
         for sample, weight in zip(samples, weights.weights, strict=True)
     ]
     return weighted, weights.denominator
+
+
+def _with_batch_columns(config: AlgorithmConfig, samples: Sequence[Sample]) -> Sequence[Sample]:
+    """The columns that the algorithm makes from a whole mini-batch."""
+    make = config.algorithm.batch_columns
+    if make is None:
+        return samples
+    made = make(token_columns(samples), config)
+    parts = {name: split_tokens(column_T, samples) for name, column_T in made.items()}
+    return [
+        sample.with_columns(**{name: spread(sample, part[place]) for name, part in parts.items()})
+        for place, sample in enumerate(samples)
+    ]
 
 
 def _loss_terms(objective: Objective, weight_S: Tensor) -> list[LossTerm]:

@@ -1,14 +1,15 @@
 """`run`: one run of `relax-train`, from a resolved config and a locked directory to its end."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 from relax_core.config.root import RelaxConfig
 from relax_core.loop.changes import refuse_changes
-from relax_core.loop.drive import drive, last_checkpoint, settings
+from relax_core.loop.drive import Loop, drive, last_checkpoint, settings
 from relax_core.loop.interruption import Interruption
 from relax_core.loop.memory import memory_errors
+from relax_core.loop.pairs import open_pairs
 from relax_core.loop.policy import Policy
 from relax_core.loop.rl import open_rl
 from relax_core.loop.session import Session, open_session
@@ -38,7 +39,12 @@ def run(
             f"run.steps is {config.run.steps}, but {directory.path} has done {step} steps: give that or more"
         )
     recorder = Recorder(directory, config, resume_step=step if resume else None)
-    open_loop = open_sft if config.algorithm.algorithm.loop == "sft" else open_rl
+    openers: dict[str, Callable[..., AbstractContextManager[Loop]]] = {
+        "rl": open_rl,
+        "sft": open_sft,
+        "pairs": open_pairs,
+    }
+    open_loop = openers[config.algorithm.algorithm.loop]
     with (
         Interruption() if interruption is None else nullcontext(interruption) as asked,
         memory_errors(),

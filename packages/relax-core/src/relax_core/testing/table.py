@@ -28,7 +28,7 @@ _MANY_EXPERTS = {"num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate
 _TIED_JOINED: dict[str, Any] = {"model": _TIED, "draft": _JOINED}
 
 _SMALL = {"micro_batch_tokens": 16}
-ALGORITHMS = ("gspo", "cispo", "sapo", "rloo", "reinforce_plus_plus")
+ALGORITHMS = ("gspo", "cispo", "sapo", "rloo", "reinforce_plus_plus", "m2po", "dpo")
 """One of each policy loss; the others differ in advantages and settings alone."""
 
 ROWS: tuple[Row, ...] = (

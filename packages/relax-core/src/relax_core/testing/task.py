@@ -69,7 +69,8 @@ def step_samples(row: Row) -> list[list[Sample]]:
     steps = []
     for shapes in _STEPS:
         samples = []
-        for group, (length, targets) in enumerate(shapes):
+        partner = [(11, 5)] if row.objective == "dpo" and len(shapes) % 2 else []
+        for group, (length, targets) in enumerate([*shapes, *partner]):
             mask_L = torch.zeros(length)
             mask_L[length - targets :] = 1
             tokens_L = torch.randint(0, _VOCABULARY, (length,), generator=generator)

@@ -12,6 +12,7 @@ from torch import Tensor
 from relax_core.algorithms import AlgorithmConfig, get_algorithm
 from relax_core.device import ParallelConfig, World
 from relax_core.loop.objectives import PolicyObjective, SftObjective
+from relax_core.loop.preferences import PreferenceObjective
 from relax_core.model import MtpConfig, Qwen35Config
 from relax_core.model.build import build_chunks
 from relax_core.model.placement import Placement
@@ -93,6 +94,8 @@ def make_objective(row: Row) -> TrainingObjective:
     """The row's loss."""
     if row.objective == "sft":
         return SftObjective(AlgorithmConfig(name="sft"))
+    if row.objective == "dpo":
+        return PreferenceObjective(AlgorithmConfig(name="dpo", preference_beta=0.5))
     name = "grpo" if row.objective == "policy" else row.objective
     # Bounds between which about half of the random ratios lie, so that clips act.
     clip: dict[str, Any] = (

@@ -1,0 +1,58 @@
+"""M2PO: a bound on the second moment of log-ratios in place of a clip, for stale samples.
+
+Axes: T tokens of a whole mini-batch, or of a micro-batch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from relax_core.algorithms.algorithm import PolicyTokens
+from relax_core.algorithms.builtin.grpo import GRPO
+from relax_core.algorithms.clipping import Clipped
+from relax_core.algorithms.ratio import bounded_ratio
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from relax_core.algorithms.config import AlgorithmConfig
+
+
+def kept_tokens(columns: "Mapping[str, Tensor]", cfg: "AlgorithmConfig") -> "dict[str, Tensor]":
+    """Column `kept` [T], 1 for the most tokens whose mean of (log r)^2 is at most second_moment_limit.
+
+    r = pi / pi_behaviour, the present policy over the engine's. Tokens of the largest (log r)^2 are left out
+    first, over the whole mini-batch: Zheng et al. 2025, Prosperity before Collapse, arXiv 2510.01161,
+    section 4, which bounds the mean of (log r)^2 (M2) by tau.
+    """
+    second_T = (columns["logprob"] - columns["rollout_logprob"]).square()
+    ordered_T, order_T = second_T.sort(stable=True)
+    mean_T = ordered_T.cumsum(0) / ordered_T.new_ones(ordered_T.shape).cumsum(0)
+    kept_T = second_T.new_zeros(second_T.shape)
+    return {"kept": kept_T.index_copy(0, order_T, (mean_T <= cfg.second_moment_limit).to(kept_T.dtype))}
+
+
+def second_moment_loss(tokens: PolicyTokens, cfg: "AlgorithmConfig") -> Clipped:
+    """-M r A, with M the column `kept`; no clip."""
+    kept_T = tokens.columns["kept"]
+    loss_T = -kept_T * bounded_ratio(tokens.log_ratio_T) * tokens.advantage_T
+    left_out_T = kept_T == 0
+    return Clipped(loss_T, left_out_T, left_out_T & False)
+
+
+M2PO = replace(
+    GRPO,
+    name="m2po",
+    summary="Policy gradient on stale samples: tokens of the largest log-ratios to the engine are left out.",
+    source="Zheng et al. 2025, Prosperity before Collapse, arXiv 2510.01161, section 4",
+    objective="-M r A, M = 0 for the tokens of the largest (log r)^2 until the others' mean is at most "
+    "second_moment_limit",
+    policy_loss=second_moment_loss,
+    batch_columns=kept_tokens,
+    default_reduction="token_mean",
+    settings=GRPO.settings
+    - {"clip_low", "clip_high", "dual_clip", "correction", "correction_low", "correction_high"}
+    | {"second_moment_limit"},
+    ratio_to="rollout",
+    needs_scores=True,
+)

@@ -1,0 +1,47 @@
+"""The second-moment mask by hand. Axes: T tokens."""
+
+import pytest
+import torch
+from relax_core.algorithms import AlgorithmConfig, PolicyTokens, Sequences
+
+
+def kept(log_ratios, limit):
+    cfg = AlgorithmConfig(name="m2po", second_moment_limit=limit)
+    columns = {
+        "logprob": torch.tensor(log_ratios, dtype=torch.float64) - 2,
+        "rollout_logprob": torch.full((len(log_ratios),), -2.0, dtype=torch.float64),
+    }
+    return cfg.algorithm.batch_columns(columns, cfg)["kept"].tolist()
+
+
+def test_the_largest_log_ratios_are_left_out_until_the_mean_square_fits():
+    # Squares 0.01, 0.04, 1, 0.25; sorted 0.01, 0.04, 0.25, 1 with running means 0.01, 0.025, 0.1, 0.325.
+    ratios = [-0.1, 0.2, 1.0, -0.5]
+    assert kept(ratios, 0.04) == [1, 1, 0, 0]
+    assert kept(ratios, 0.11) == [1, 1, 0, 1]
+    assert kept(ratios, 0.33) == [1, 1, 1, 1]
+    assert kept(ratios, 0.005) == [0, 0, 0, 0]
+
+
+def test_equal_policies_leave_nothing_out():
+    assert kept([0.0, 0.0], 0.04) == [1, 1]
+
+
+def test_the_loss_is_the_ratio_times_the_advantage_where_a_token_is_kept():
+    logprob_T = torch.tensor([-1.0, -1.0], dtype=torch.float64, requires_grad=True)
+    given = PolicyTokens(
+        logprob_T, torch.tensor([-1.5, -1.0]).double(), torch.tensor([2.0, 3.0]).double(),
+        Sequences(torch.zeros(2, dtype=torch.int64), 1), {"kept": torch.tensor([1.0, 0.0])},
+    )  # fmt: skip
+    cfg = AlgorithmConfig(name="m2po")
+    found = cfg.algorithm.policy_loss(given, cfg)
+    found.loss_T.sum().backward()
+    assert found.loss_T.tolist() == pytest.approx([-2 * 1.6487212707, 0.0])
+    assert logprob_T.grad.tolist() == pytest.approx([-2 * 1.6487212707, 0.0])
+    assert found.clipped_T.tolist() == [False, True]
+
+
+def test_m2po_has_no_correction_of_its_own_ratio():
+    assert AlgorithmConfig(name="m2po").correction_in_use == "none"
+    with pytest.raises(ValueError, match="correction 'icepop' has no effect with algorithm 'm2po'"):
+        AlgorithmConfig(name="m2po", correction="icepop")

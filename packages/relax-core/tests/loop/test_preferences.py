@@ -1,0 +1,111 @@
+"""The objective of pairs against autograd through the whole formula."""
+
+import json
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from relax_core.algorithms import AlgorithmConfig, Sequences
+from relax_core.data.problems import DataError
+from relax_core.loop.preferences import PreferenceObjective
+from relax_core.loss import LossReducer
+from relax_core.trainer.sample import Sample
+from relax_kernels import LogProbs
+
+COUNTS = (2, 3, 1, 4)
+"""Targets of the members of two pairs."""
+
+
+def test_loss_and_gradient_are_those_of_the_formula_in_one_part_or_many():
+    generator = torch.Generator().manual_seed(3)
+    logprobs = [torch.randn(n, generator=generator).double().requires_grad_() for n in COUNTS]
+    refs = [torch.randn(n, generator=generator).double() for n in COUNTS]
+    ratio = [(a - b).sum() for a, b in zip(logprobs, refs, strict=True)]
+    wanted = -(F.logsigmoid(0.5 * (ratio[0] - ratio[1])) + F.logsigmoid(0.5 * (ratio[2] - ratio[3]))) / 2
+    wanted.backward()
+    gradients = [logprob.grad.clone() for logprob in logprobs]
+    samples = [
+        Sample(
+            torch.arange(n + 1),
+            torch.tensor([0.0] + [1.0] * n),
+            place // 2,
+            {name: torch.cat([torch.zeros(1), x.detach().float()]) for name, x in columns.items()},
+        )
+        for place, (n, *pair) in enumerate(zip(COUNTS, logprobs, refs, strict=True))
+        for columns in [dict(zip(("logprob", "ref_logprob"), pair, strict=True))]
+    ]
+    objective = PreferenceObjective(AlgorithmConfig(name="dpo", preference_beta=0.5))
+    prepared = objective.prepare(samples)
+    reducer = LossReducer(prepared.denominators)
+    total = 0.0
+    for place in range(4):
+        logprobs[place].grad = None
+        columns = {name: x[1:].double() for name, x in prepared.samples[place].columns.items()}
+        index = torch.zeros(COUNTS[place], dtype=torch.int64)
+        terms = objective.terms(LogProbs(logprobs[place], None), columns, Sequences(index, 1))
+        loss, shares = reducer.reduce(terms.terms)
+        loss.backward()
+        total += float(loss)
+        # Columns are float32.
+        torch.testing.assert_close(logprobs[place].grad, gradients[place], rtol=1e-6, atol=1e-7)
+        assert shares["preference_accuracy"] >= 0
+    assert total == pytest.approx(wanted.item(), rel=1e-6)
+
+
+def rows(path, *made):
+    path.write_text("".join(json.dumps(row) + "\n" for row in made))
+    return str(path)
+
+
+def test_the_first_loss_is_log_2_and_training_prefers_the_chosen(tmp_path, monkeypatch, run_quickstart):
+    numbers = range(10, 26)
+    pairs = [{"prompt": f"{n} + {n}", "chosen": str(2 * n), "rejected": str(2 * n + 1)} for n in numbers]
+    settings = {
+        "data.path": rows(tmp_path / "pairs.jsonl", *pairs), "data.eval_path": "null",
+        "sft.samples_per_step": "8", "trainer.lr": "1e-4",
+    }  # fmt: skip
+    steps = run_quickstart("dpo", **settings)
+    # Policy and reference are the same: every margin is 0.
+    assert steps[0]["dpo_loss"] == pytest.approx(math.log(2), rel=1e-6)
+    assert steps[0]["preference_margin"] == pytest.approx(0, abs=1e-6)
+    assert steps[1]["dpo_loss"] < math.log(2)
+    assert steps[1]["preference_accuracy"] > 0.5
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"prompt": "1 + 1", "chosen": "2", "rejected": "2"}, "chosen and rejected are the same"),
+        ({"prompt": "1 + 1", "chosen": "2"}, "rejected must be text, or a list of one assistant message"),
+        (
+            {"prompt": "1 + 1", "chosen": [{"role": "user", "content": "2"}], "rejected": "3"},
+            "chosen must be text, or a list of one assistant message",
+        ),
+    ],
+)
+def test_rows_that_are_no_pairs_are_refused(tmp_path, row, words, small_model):
+    from relax_core.data import load_pairs, load_tokenizer
+    from relax_core.data.config import DataConfig
+
+    config = DataConfig(path=rows(tmp_path / "pairs.jsonl", row))
+    with pytest.raises(DataError, match=words):
+        load_pairs(config, load_tokenizer(small_model), seed=0)
+
+
+def test_completions_may_be_messages(tmp_path, small_model):
+    from relax_core.data import load_pairs, load_tokenizer
+    from relax_core.data.config import DataConfig
+
+    path = rows(
+        tmp_path / "pairs.jsonl",
+        {"prompt": "1 + 1", "chosen": [{"role": "assistant", "content": "2"}], "rejected": "3"},
+    )
+    tokenizer = load_tokenizer(small_model)
+    (pair,) = load_pairs(DataConfig(path=path), tokenizer, seed=0).train
+    learned = [tokenizer.decode(one.ids[one.loss_mask].tolist()) for one in (pair.chosen, pair.rejected)]
+    assert ["2" in learned[0], "3" in learned[1]] == [True, True]
+    assert (
+        pair.chosen.ids[~pair.chosen.loss_mask].tolist()
+        == pair.rejected.ids[~pair.rejected.loss_mask].tolist()
+    )
