@@ -11,7 +11,7 @@ import torch.distributed as dist
 from relax_kernels import LogProbs
 from torch import Tensor
 
-from relax_core.algorithms import AlgorithmConfig
+from relax_core.algorithms import AlgorithmConfig, Sequences
 from relax_core.device import ParallelConfig, World
 from relax_core.loop.objectives import SftObjective
 from relax_core.model import MtpConfig, Qwen35Config
@@ -31,9 +31,9 @@ class _Watched(SftObjective):
         self._world = world
         self.allocated = 0
 
-    def terms(self, scored: LogProbs, columns_S: Mapping[str, Tensor]) -> Terms:
+    def terms(self, scored: LogProbs, columns_S: Mapping[str, Tensor], sequences: Sequences) -> Terms:
         self.allocated = max(self.allocated, self._world.device.memory().allocated)
-        return super().terms(scored, columns_S)
+        return super().terms(scored, columns_S, sequences)
 
 
 def measure(
