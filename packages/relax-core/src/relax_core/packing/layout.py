@@ -9,6 +9,7 @@ from itertools import accumulate
 from math import lcm
 from typing import TypeVar
 
+import numpy as np
 import torch
 from relax_kernels import CuSeqlens
 from torch import Tensor
@@ -151,12 +152,23 @@ class PackedLayout:
         """
 
         def build() -> tuple[Tensor, Tensor]:
-            lengths_T = torch.tensor(self.cu_seqlens.lengths)[self.cu_seqlens.segment_ids("cpu")]
-            valid_T = (self.position_ids_T + distance < lengths_T) & (self.sample_ids_T >= 0)
-            index_T = (torch.arange(self.padded_total) + distance).where(valid_T, torch.tensor(0))
+            index_T = torch.arange(distance, self.padded_total + distance)
+            valid_T = torch.ones(self.padded_total, dtype=torch.bool)
+            # Few positions see no further: the last of every sample, and padding.
+            without_T = torch.from_numpy(self._last_positions(distance))
+            valid_T[without_T] = False
+            index_T[without_T] = 0
             return index_T.to(device), valid_T.to(device)
 
         return self.table(("ahead", distance, torch.device(device)), build)
+
+    def _last_positions(self, distance: int) -> np.ndarray:
+        """int64: positions without a token `distance` places ahead in the same sample, padding among them."""
+        spaces, ends = np.asarray(self.cu_seqlens.lengths), np.asarray(self.cu_seqlens.host)[1:]
+        counts = np.where(np.asarray(self._owners) < 0, spaces, np.minimum(spaces, distance))
+        # For each segment the `counts` positions before its end: one range after another.
+        begun = np.repeat(np.cumsum(counts) - counts, counts)
+        return np.asarray(np.repeat(ends - counts, counts) + np.arange(counts.sum()) - begun)
 
     def pack(
         self, values: Sequence[Tensor | Sequence[float]], *, dtype: torch.dtype, fill: float = 0
@@ -174,12 +186,12 @@ class PackedLayout:
             raise ValueError(
                 f"values do not fit the layout from sample {wrong}: got {given}, expected {self.lengths}"
             )
-        packed_T = torch.full((self.padded_total,), fill, dtype=dtype)
-        joined = torch.cat([torch.as_tensor(value, dtype=dtype) for value in values])
+        parts = [torch.as_tensor(value, dtype=dtype) for value in values]
         if self.row_length is None:
-            packed_T[: self.total] = joined
-        else:
-            packed_T[self.sample_ids_T >= 0] = joined
+            tail = torch.full((self.padded_total - self.total,), fill, dtype=dtype)
+            return torch.cat([*parts, tail])
+        packed_T = torch.full((self.padded_total,), fill, dtype=dtype)
+        packed_T[self.sample_ids_T >= 0] = torch.cat(parts)
         return packed_T
 
     def unpack(self, x_T: Tensor) -> list[Tensor]:
