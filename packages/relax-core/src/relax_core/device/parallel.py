@@ -16,6 +16,16 @@ class ParallelConfig(Section):
     pipeline_chunks: int = setting(
         1, "Pieces of the layers on each pipeline rank; above 1 the schedule is interleaved.", ge=1
     )
+    first_stage_layers: int | None = setting(
+        None, "Layers of the first pipeline stage; an even share when not set.", unit="layers", ge=1
+    )
+    last_stage_layers: int | None = setting(
+        None,
+        "Layers of the last pipeline stage, which has the head and the draft layers besides; an even share "
+        "when not set.",
+        unit="layers",
+        ge=1,
+    )
     context: int = setting(1, "Ranks that split the tokens of every sample.", unit="ranks", ge=1)
     context_attention: Literal["auto", "gather", "heads"] = setting(
         "auto", "How full attention shares a row: gather keys and values, or exchange tokens for heads."
@@ -40,6 +50,12 @@ class ParallelConfig(Section):
                 f"pipeline_chunks is {self.pipeline_chunks} and pipeline is 1: only a pipeline is "
                 "interleaved; set pipeline to 2 or more, or pipeline_chunks to 1"
             )
+        for name in ("first_stage_layers", "last_stage_layers"):
+            if getattr(self, name) is not None and self.pipeline == 1:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)} and pipeline is 1: the only stage has all layers; set "
+                    f"pipeline to 2 or more, or leave {name} out"
+                )
         return self
 
     @property

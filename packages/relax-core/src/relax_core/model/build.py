@@ -10,6 +10,7 @@ from relax_core.model.config import Qwen35Config
 from relax_core.model.megatron_config import Recompute, megatron_config
 from relax_core.model.mtp_config import MtpConfig
 from relax_core.model.qwen35 import Qwen35Model
+from relax_core.model.stages import stage_layers
 
 
 def build_model(
@@ -72,7 +73,7 @@ def build_chunks(
     if not parallel_state.model_parallel_is_initialized():
         raise RuntimeError("call relax_core.device.initialise(...) before building a model")
     parallel = parallel or ParallelConfig()
-    _refuse_uneven(model, parallel)
+    stage_layers(model.num_layers, parallel)
     chunks = []
     for chunk in range(parallel.pipeline_chunks):
         stage = chunk if parallel.pipeline_chunks > 1 else None
@@ -93,13 +94,3 @@ def build_chunks(
                 )
             )
     return chunks
-
-
-def _refuse_uneven(model: Qwen35Config, parallel: ParallelConfig) -> None:
-    pieces = parallel.pipeline * parallel.pipeline_chunks
-    if model.num_layers % pieces:
-        raise ValueError(
-            f"{model.num_layers} layers cannot be cut into pipeline {parallel.pipeline} x pipeline_chunks "
-            f"{parallel.pipeline_chunks} = {pieces} pieces of one size; choose sizes whose product divides "
-            f"{model.num_layers}"
-        )

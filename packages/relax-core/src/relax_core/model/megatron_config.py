@@ -83,6 +83,8 @@ def megatron_config(
         virtual_pipeline_model_parallel_size=(
             parallel.pipeline_chunks if parallel.pipeline_chunks > 1 else None
         ),
+        num_layers_in_first_pipeline_stage=parallel.first_stage_layers,
+        num_layers_in_last_pipeline_stage=parallel.last_stage_layers,
         # In an interleaved pipeline of two ranks both neighbours are the same rank: one batch of sends and
         # receives would mix up activations and gradients.
         overlap_p2p_comm=parallel.pipeline_chunks > 1,

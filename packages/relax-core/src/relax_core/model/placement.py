@@ -71,7 +71,7 @@ class Placement:
             return part.of(part.parameter.detach())
 
         shards = import_shards(
-            self.table, checkpoint, layout=_layout(len(chunks)), rank=dist.get_rank(), into=room
+            self.table, checkpoint, layout=_layout(chunks), rank=dist.get_rank(), into=room
         )
         read = {shard.entry.megatron for shard, _ in shards}
         assert read == parts.keys(), f"bridge and model place otherwise: {sorted(read ^ parts.keys())}"
@@ -109,12 +109,14 @@ class Placement:
         return parallel_state.get_tensor_model_parallel_group()
 
 
-def _layout(chunks: int) -> Layout:
+def _layout(chunks: Sequence[Qwen35Model]) -> Layout:
     """What the bridge calls this process's groups; Megatron counts ranks as it does."""
     return Layout(
         tensor=parallel_state.get_tensor_model_parallel_world_size(),
         pipeline=parallel_state.get_pipeline_model_parallel_world_size(),
-        pipeline_chunks=chunks,
+        pipeline_chunks=len(chunks),
+        first_stage_layers=chunks[0].config.num_layers_in_first_pipeline_stage,
+        last_stage_layers=chunks[0].config.num_layers_in_last_pipeline_stage,
         expert=parallel_state.get_expert_model_parallel_world_size(),
         expert_tensor=parallel_state.get_expert_tensor_parallel_world_size(),
         ranks=dist.get_world_size(),

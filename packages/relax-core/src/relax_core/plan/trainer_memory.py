@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from relax_core.device.parallel import ParallelConfig
+from relax_core.model.stages import stage_layers
 from relax_core.plan.local import Local
 from relax_core.plan.parameters import Count, stage_parameters
 from relax_core.plan.stage import Stage
@@ -150,15 +151,10 @@ def _buffers(stage: Stage, flying: float) -> int:
 def stages(local: Local, **options: object) -> list[Stage]:
     """The pipeline stages of a model; a rank with several pieces of the layers counts as one stage."""
     parallel, kinds = local.parallel, local.model.layer_types
-    pieces = parallel.pipeline * parallel.pipeline_chunks
-    size = len(kinds) // pieces
     found = []
-    for rank in range(parallel.pipeline):
-        own: list[str] = []
-        for chunk in range(parallel.pipeline_chunks):
-            start = (chunk * parallel.pipeline + rank) * size
-            own += kinds[start : start + size]
+    for rank, pieces in enumerate(stage_layers(len(kinds), parallel)):
+        own = tuple(kinds[layer] for piece in pieces for layer in piece)
         found.append(
-            Stage(local, tuple(own), first=rank == 0, last=rank == parallel.pipeline - 1, **options)  # type: ignore[arg-type]
+            Stage(local, own, first=rank == 0, last=rank == parallel.pipeline - 1, **options)  # type: ignore[arg-type]
         )
     return found

@@ -20,6 +20,7 @@ _INTERLEAVED = {"pipeline": 2, "pipeline_chunks": 2}
 
 _SELECTIVE, _FULL = {"recompute": "selective"}, {"recompute": "full"}
 _PP = {"pipeline": 2}
+_ENDS = {"pipeline": 4, "first_stage_layers": 1, "last_stage_layers": 1}
 _CP = {"context": 2}
 _BY_HEADS, _BY_STATE = {"context_attention": "heads"}, {"context_delta": "state"}
 _ONE_KV_HEAD = {"num_key_value_heads": 1}
@@ -59,6 +60,11 @@ ROWS: tuple[Row, ...] = (
     Row("pp2-mtp2-only", 2, _PP, mtp=2, draft={"only": True}),
     Row("pp2-chunks2", 2, _INTERLEAVED),
     Row("pp2-chunks2-mtp2-tied-joined", 2, _INTERLEAVED, layers=8, mtp=2, **_TIED_JOINED),
+    # Stages with layers of their own number, a refused cut otherwise.
+    Row("pp2-last-1-mtp1-tied", 2, {**_PP, "last_stage_layers": 1}, mtp=1, **_TIED_JOINED),
+    Row("pp2-first-2-of-7", 2, {**_PP, "first_stage_layers": 2}, layers=7, trainer=_FULL),
+    Row("pp2-chunks2-last-2-of-6-mtp1", 2, {**_INTERLEAVED, "last_stage_layers": 2}, layers=6, mtp=1),
+    Row("pp4-first-1-last-1-of-6", 4, _ENDS, layers=6, model=_TIED, trainer=_OVERLAP),
     # Context parallel, both ways for each kind of layer.
     Row("cp2", 2, _CP, quick=True),
     Row("cp2-mtp2-joined-policy", 2, _CP, mtp=2, draft=_JOINED, objective="policy"),
