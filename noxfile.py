@@ -1,6 +1,7 @@
 """Checks, builds and resolves Relax: `uvx nox` runs what a change must pass; `nox -l` lists the rest."""
 
 import os
+import platform
 import shutil
 from pathlib import Path
 
@@ -149,6 +150,40 @@ def npu_sim(session: nox.Session) -> None:
     run_pytest(session, tests)
     # The older release of fla_npu has no backward pass of the convolution; ours stands in.
     run_pytest(session, tests, "-k", "ascend", env={"RELAX_SIMULATED_FLA_NPU": "v26.1.0"})
+
+
+@nox.session(python=PYTHON)
+def npu_stub(session: nox.Session) -> None:
+    """The real torch_npu on a CANN of ours that does nothing: import, schemas, meta functions, derivatives.
+
+    Needs a C compiler, and 7 GB on x86-64, where torch's wheel of that release brings CUDA's libraries.
+    """
+    pins = nox.project.load_toml("packages/relax-npu/src/relax_npu/pins.toml")
+    packages = pins["packages"]
+    # Without the workspace's pins: the NPU's torch and numpy are older ones.
+    session.install(
+        "--no-config",
+        f"torch=={pins['torch']}",
+        *(f"{name}=={packages[name]}" for name in ("numpy", "setuptools")),
+        *("pyyaml", "psutil", "scipy", "attrs", "decorator", "protobuf", "pytest>=8.3", "pytest-timeout"),
+    )
+    # It asks for a build of torch that only torch's own index has.
+    session.install("--no-config", "--no-deps", f"torch-npu=={pins['torch-npu']}")
+    session.install("--no-config", "--no-deps", "-e", "packages/relax-kernels", "-e", "packages/relax-npu")
+    tests = ROOT / "packages" / "relax-npu" / "stub_tests"
+    folder = Path(session.create_tmp()).resolve()
+    # The wheel of the other kind of machine is read, not run: it must ask CANN for the same names.
+    other = "x86_64" if platform.machine() == "aarch64" else "aarch64"
+    session.run_install(
+        *("uv", "pip", "install", "--no-config", "--no-deps", "--target", str(folder / other)),
+        *("--python", session.virtualenv.location, "--python-platform", f"{other}-manylinux_2_28"),
+        f"torch-npu=={pins['torch-npu']}",
+        external=True,
+    )
+    session.run("python", str(tests / "cann" / "build.py"), str(folder / "cann"))
+    real = {"LD_LIBRARY_PATH": str(folder / "cann"), "RELAX_STUB_OTHER": str(folder / other / "torch_npu")}
+    shared = ("-o", f"pythonpath={tests}")
+    session.run("python", "-m", "pytest", str(tests), *shared, *session.posargs, env=one_thread() | real)
 
 
 @nox.session(python=PYTHON)

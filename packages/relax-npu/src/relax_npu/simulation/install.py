@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from relax_npu.schema import snapshot
-from relax_npu.simulation import device, fla_npu_ops, hccl, registry, torch_npu_ops
+from relax_npu.simulation import fla_npu_ops, hccl, registry, torch_npu_ops
 
 TORCH_NPU = "2.9.0.post4"
 FLA_NPU = "v26.6.0"
@@ -60,6 +60,9 @@ def install(*, torch_npu: str = TORCH_NPU, fla_npu: str | None = FLA_NPU, visibl
         raise RuntimeError(
             f"the simulated NPU needs torch 2.11, which takes devices in Python; {torch.__version__}"
         )
+    # What an older torch has not is only imported behind the check.
+    from relax_npu.simulation import device
+
     releases = [(snapshot("torch_npu", torch_npu), torch_npu_ops.KERNELS)]
     if fla_npu is not None:
         releases.append((snapshot("fla_npu", fla_npu), fla_npu_ops.KERNELS))
