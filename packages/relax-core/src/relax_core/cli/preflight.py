@@ -84,6 +84,11 @@ def _data(config: RelaxConfig) -> Iterator[Problem]:
                 find_files(given)
         except DataError as error:
             yield Problem(("data", name), str(error), given=given)
+    for name, given in config.eval.sets.items():
+        try:
+            find_files(given)
+        except DataError as error:
+            yield Problem(("eval", "sets", name), str(error), given=given)
     template: Path | None = config.data.chat_template
     if template is not None and not template.expanduser().is_file():
         yield Problem(("data", "chat_template"), "there is no such file", given=str(template))

@@ -94,10 +94,10 @@ def _policy_is_sampled(algorithm: AlgorithmConfig, rollout: RolloutConfig) -> It
 
 
 def _evaluation_has_rows(evaluation: EvalConfig, data: DataConfig) -> Iterator[Problem]:
-    if evaluation.every and data.eval_path is None and data.eval_fraction == 0:
+    if evaluation.every and data.eval_path is None and data.eval_fraction == 0 and not evaluation.sets:
         yield Problem(
             ("eval", "every"),
-            "there are no held-out rows: set data.eval_path or data.eval_fraction",
+            "there are no held-out rows: set data.eval_path, data.eval_fraction or eval.sets",
             given=str(evaluation.every),
             allowed="0 without held-out rows",
         )
@@ -128,6 +128,19 @@ def _only_sampling_can_run_ahead(cluster: ClusterConfig, algorithm: AlgorithmCon
                 f"algorithm {algorithm.name} samples nothing",
                 given=str(getattr(cluster, name)),
                 allowed=str(idle),
+            )
+
+
+def _only_samples_are_passed(evaluation: EvalConfig, algorithm: AlgorithmConfig) -> Iterator[Problem]:
+    if algorithm.algorithm.loop == "rl":
+        return
+    for name in ("sets", "pass_at"):
+        if getattr(evaluation, name):
+            yield Problem(
+                ("eval", name),
+                f"algorithm {algorithm.name} samples nothing; it is evaluated on data.eval_path",
+                given=str(getattr(evaluation, name)),
+                allowed="nothing",
             )
 
 
@@ -229,6 +242,7 @@ CHECKS: tuple[Check, ...] = (
     Check(("eval", "data"), _evaluation_has_rows),
     Check(("cluster", "parallel"), _ranks_hold_whole_models),
     Check(("cluster", "algorithm"), _only_sampling_can_run_ahead),
+    Check(("eval", "algorithm"), _only_samples_are_passed),
     Check(("cluster", "algorithm"), _stale_samples_are_corrected),
     Check(("cluster", "rollout"), _streams_sample_no_more_than_is_trained),
     Check(("rollout", "algorithm"), _partial_rollouts_are_corrected),

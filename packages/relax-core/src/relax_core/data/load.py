@@ -68,6 +68,23 @@ def load_prompts(
     return _load(cfg, PromptBuilder(cfg, tokenizer, tools), seed)
 
 
+def load_held_out_prompts(
+    cfg: DataConfig, path: str, tokenizer: Tokenizer, *, tools: Sequence[Any] = ()
+) -> tuple[Prompt, ...]:
+    """Prompts of another held-out set, by the same settings.
+
+    Args:
+        cfg: the settings.
+        path: of its rows.
+        tokenizer: of the model.
+        tools: see `load_prompts`.
+
+    Raises:
+        DataError: it cannot be read, has too many bad rows, or nothing is left.
+    """
+    return _load_held_out(cfg, path, PromptBuilder(cfg, tokenizer, tools))[0]
+
+
 def load_samples(cfg: DataConfig, tokenizer: Tokenizer, *, seed: int) -> DataSet[Sample]:
     """Samples to learn from; arguments and errors as `load_prompts`."""
     return _load(cfg, SampleBuilder(cfg, tokenizer), seed)

@@ -1,5 +1,6 @@
 """Settings of the run loop: sampling, rewards, evaluation, supervised batches and checkpoints."""
 
+import re
 from typing import Annotated, Literal, Self
 
 from pydantic import model_validator
@@ -163,8 +164,18 @@ class EvalConfig(Section):
     max_prompts: int | None = setting(
         None, "Held-out prompts evaluated, from the first on; null takes all.", unit="prompts", ge=1
     )
+    sets: dict[str, str] = setting(
+        {},
+        "Further sets by names of yours, each given as data.path is; their metrics are eval_<name>_accuracy "
+        "and so on.",
+    )
     samples_per_prompt: int = setting(
         1, "Completions for each held-out prompt, averaged.", unit="completions", ge=1
+    )
+    pass_at: tuple[int, ...] = setting(
+        (),
+        "Numbers k for which pass@k is estimated (without bias): the probability that one of k completions "
+        "is correct.",
     )
     temperature: float = setting(0.0, "Sampling temperature; 0 takes the likeliest token.", ge=0)
     top_p: float = setting(
@@ -173,6 +184,31 @@ class EvalConfig(Section):
     max_new_tokens: int | None = setting(
         None, "Length at which a completion is cut; null takes rollout.max_new_tokens.", unit="tokens", ge=1
     )
+
+    @model_validator(mode="after")
+    def _sets_have_names(self) -> Self:
+        wrong = [name for name in self.sets if not re.fullmatch(r"[a-z][a-z0-9_]*", name)]
+        if wrong:
+            raise ValueError(
+                f"sets has the names {wrong}: they become names of metrics, so take lower-case letters, "
+                "digits and _, a letter first"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _pass_at_has_samples(self) -> Self:
+        wrong = [k for k in self.pass_at if not 1 <= k <= self.samples_per_prompt]
+        if wrong:
+            raise ValueError(
+                f"pass_at has {wrong} and samples_per_prompt is {self.samples_per_prompt}: pass@k needs k "
+                "completions of each prompt; set samples_per_prompt to at least the largest k"
+            )
+        if self.samples_per_prompt > 1 and self.temperature == 0 and self.pass_at:
+            raise ValueError(
+                "pass_at at temperature 0: the completions of a prompt are all equal; set eval.temperature "
+                "above 0"
+            )
+        return self
 
 
 class SftConfig(Section):

@@ -16,11 +16,13 @@ from relax_core.algorithms.shaping import overlong_penalty
 from relax_core.config.root import RelaxConfig
 from relax_core.data import DataSet, Prompt, load_prompts
 from relax_core.data.chat import ChatRenderer
+from relax_core.data.load import load_held_out_prompts
 from relax_core.loop.advantages import mean_advantages, with_advantages
 from relax_core.loop.drive import StepResult
 from relax_core.loop.environments.tools import tool_schemas
 from relax_core.loop.environments.turns import Turns
 from relax_core.loop.episode import EpisodeLimits
+from relax_core.loop.evaluation import evaluation_metrics
 from relax_core.loop.fit import refuse_unfit
 from relax_core.loop.groups import Group, group_samples, rollout_metrics, sample_records, turn_metrics
 from relax_core.loop.metrics import training_metrics
@@ -55,11 +57,13 @@ class Task:
 
     Attributes:
         data: the prompts.
+        sets: held-out prompts by the name of their set; "" for the data's own.
         stop_token_ids: the tokens that end a turn.
         context: tokens that the model can look back on; None is no limit.
     """
 
     data: DataSet[Prompt]
+    sets: Mapping[str, Sequence[Prompt]]
     stop_token_ids: tuple[int, ...]
     context: int | None
 
@@ -86,7 +90,7 @@ class RlLoop:
         self._session = session
         self._recorder = recorder
         self._rollout = rollout
-        self._data = task.data
+        self._sets = task.sets
         self._sampler = self._make_sampler(task, recorder)
         self._batches = self._make_batches(task)
 
@@ -161,27 +165,34 @@ class RlLoop:
         return StepResult(metrics | counts, sample_records(batch.groups, advantages_N))
 
     def evaluate(self, step: int) -> dict[str, float]:
-        """Held-out accuracy and reward under the present weights; nothing if nothing is held out."""
+        """Held-out accuracy, reward and pass@k of every set; nothing if nothing is held out.
+
+        No random number of the training is drawn: the completions' seeds come from their places.
+        """
+        metrics: dict[str, float] = {}
+        for number, (name, prompts) in enumerate(self._sets.items()):
+            if not prompts:
+                continue
+            with self._recorder.phase("eval"):
+                groups = self._run(self._evaluated(prompts, (step, _EVAL_ROUND + number)))
+            found = evaluation_metrics(groups, self._config.eval.pass_at)
+            prefix = f"eval_{name}_" if name else "eval_"
+            metrics |= {f"{prefix}{key}": value for key, value in found.items()}
+        return metrics
+
+    async def _evaluated(self, prompts: Sequence[Prompt], place: tuple[int, int]) -> list[Group]:
         config, rollout = self._config.eval, self._config.rollout
-        prompts = self._data.held_out[: config.max_prompts]
-        if not prompts:
-            return {}
-        with self._recorder.phase("eval"):
-            groups = self._run(
-                self._sampler.groups(
-                    prompts,
-                    SamplingParams(
-                        max_new_tokens=config.max_new_tokens or rollout.max_new_tokens,
-                        temperature=config.temperature,
-                        top_p=config.top_p,
-                        stop_token_ids=self._sampler.stop_token_ids,
-                    ),
-                    samples_per_prompt=config.samples_per_prompt,
-                    place=(step, _EVAL_ROUND),
-                )
-            )
-        found = rollout_metrics(groups)
-        return {f"eval_{name}": found[name] for name in ("accuracy", "reward") if name in found}
+        return await self._sampler.groups(
+            prompts[: config.max_prompts],
+            SamplingParams(
+                max_new_tokens=config.max_new_tokens or rollout.max_new_tokens,
+                temperature=config.temperature,
+                top_p=config.top_p,
+                stop_token_ids=self._sampler.stop_token_ids,
+            ),
+            samples_per_prompt=config.samples_per_prompt,
+            place=place,
+        )
 
     def state(self) -> dict[str, Any]:
         """What `begin` needs beside the trainer's checkpoint."""
@@ -275,10 +286,14 @@ def open_task(config: RelaxConfig, session: Session[Policy]) -> Task:
     stops = stop_token_ids(session.source.path, session.tokenizer, vocab_size=vocab_size)
     tools = tool_schemas(config.environment.tools)
     data = load_prompts(config.data, session.tokenizer, seed=config.run.seed, tools=tools)
+    sets = {"": data.held_out}
+    for name, path in config.eval.sets.items():
+        sets[name] = load_held_out_prompts(config.data, path, session.tokenizer, tools=tools)
     sampled = config.rollout.max_new_tokens
-    for prompts, new in ((data.train, sampled), (data.held_out, config.eval.max_new_tokens or sampled)):
+    for prompts in (data.train, *sets.values()):
+        new = sampled if prompts is data.train else config.eval.max_new_tokens or sampled
         refuse_unfit(prompts, vocab_size=vocab_size, context=context, new_tokens=new)
-    return Task(data, stops, context)
+    return Task(data, sets, stops, context)
 
 
 @contextmanager

@@ -109,6 +109,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("rollout_tokens", "sampled", "tokens", "Tokens sampled for training.", "tokens"),
 )
 _BY_NAME = {metric.name: metric for metric in METRICS}
+_HELD_OUT = re.compile(r"eval_((?P<set>[a-z][a-z0-9_]*?)_)?(?P<what>accuracy|reward|pass_at_\d+)")
 _MTP = re.compile(r"mtp_(loss|acceptance)_(\d+)")
 
 
@@ -116,6 +117,9 @@ def describe(name: str) -> Metric:
     """What is known of a metric: draft depths (`mtp_loss_<k>`, `mtp_acceptance_<k>`) and strangers too."""
     if name in _BY_NAME:
         return _BY_NAME[name]
+    held_out = _HELD_OUT.fullmatch(name)
+    if held_out is not None:
+        return _held_out(name, held_out["set"], held_out["what"])
     draft = _MTP.fullmatch(name)
     if draft is None:
         return Metric(name, name.replace("_", " "), "other", "A metric of the loop's own.")
@@ -126,3 +130,13 @@ def describe(name: str) -> Metric:
         )
     doc = f"Share of tokens that draft depth {depth} predicts, given the true ones before."
     return Metric(name, f"depth {depth}", "MTP acceptance", doc)
+
+
+def _held_out(name: str, of: str | None, what: str) -> Metric:
+    """A metric of a held-out set."""
+    where = f"held out, {of}" if of else "held out"
+    if what in ("accuracy", "reward"):
+        return Metric(name, where, what, f"Mean {what} of the completions of the set {of}.")
+    k = what.removeprefix("pass_at_")
+    doc = f"Probability that one of {k} completions of a held-out prompt is correct, estimated without bias."
+    return Metric(name, f"{where}, k = {k}", "pass@k", doc)
