@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from relax_core.algorithms import AlgorithmConfig, policy_objective, sft_objective
+from relax_core.algorithms import AlgorithmConfig, Sequences, policy_objective, sft_objective
 
 LN2 = math.log(2)
 NAN = float("nan")
@@ -46,6 +46,7 @@ def test_every_term_and_diagnostic_by_hand():
         "policy_kl": pytest.approx([2.0 - 1 - LN2, 0.0, 0.0]),
         "importance_weight": [pytest.approx(1.0), 2.0, 0.0],
         "logprob_gap": pytest.approx([0.0, 3 * LN2, 0.0]),
+        "rollout_kl": pytest.approx([0.0, 8 - 1 - 3 * LN2, 0.0]),
         "correction_fraction": [0.0, 1.0, 0.0],
         "kl": pytest.approx([0.5 - 1 + LN2, 0.0, 0.0]),
         "entropy": [0.5, 0.25, 0.0],
@@ -69,6 +70,39 @@ def test_icepop_drops_a_token_from_the_policy_loss_but_not_from_the_kl():
     assert objective.terms["policy"].value_T[1].item() == 0.0
     assert objective.terms["kl"].value_T[1].item() == 1.0
     assert objective.diagnostics["importance_weight"].tolist() == [pytest.approx(1.0), 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("correction", "level", "weights"),
+    [
+        # Trainer over engine: 2 and 8 in the first completion, 1 in the second.
+        ("truncated", "token", [2.0, 3.0, 1.0]),
+        ("truncated", "sequence", [3.0, 3.0, 1.0]),
+        ("truncated", "geometric", [3.0, 3.0, 1.0]),
+        ("icepop", "token", [2.0, 0.0, 1.0]),
+        ("icepop", "sequence", [0.0, 0.0, 1.0]),
+        ("icepop", "geometric", [4.0, 4.0, 1.0]),
+    ],
+)
+def test_the_correction_compares_tokens_or_whole_completions(correction, level, weights):
+    zero_T = torch.zeros(3, dtype=torch.float64)
+    high = 3.0 if correction == "truncated" else 5.0
+    cfg = AlgorithmConfig(correction=correction, correction_level=level, correction_high=high)
+    objective = policy_objective(
+        cfg,
+        logprob_T=zero_T.clone().requires_grad_(),
+        old_logprob_T=zero_T,
+        rollout_logprob_T=torch.tensor([-LN2, -3 * LN2, 0.0]).double(),
+        ref_logprob_T=None,
+        advantage_T=torch.ones(3).double(),
+        entropy_T=None,
+        mask_T=torch.ones(3),
+        sequences=Sequences(torch.tensor([0, 0, 1]), 2),
+    )
+    assert objective.diagnostics["importance_weight"].tolist() == pytest.approx(weights)
+    capped = [float(w in (0.0, 3.0)) for w in weights]
+    assert objective.diagnostics["correction_fraction"].tolist() == capped
+    assert objective.terms["policy"].value_T.tolist() == pytest.approx([-w for w in weights])
 
 
 def test_dual_clip_reaches_the_policy_term():

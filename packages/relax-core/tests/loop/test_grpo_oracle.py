@@ -163,7 +163,7 @@ class Oracle:
         entropy_NL = -(logprob_NLV.exp() * logprob_NLV).sum(-1)
         counts = [len(s.completion) for s in sequences]
         sums = dict.fromkeys(("policy", "kl", "entropy"), 0.0)
-        told = {name: [] for name in ("clip", "dual", "weight", "capped", "gap", "ratio")}
+        told = {name: [] for name in ("clip", "dual", "weight", "capped", "gap", "ratio", "from")}
         for row_L, new, s in zip(entropy_NL, news, sequences, strict=True):
             group = sum(c for c, other in zip(counts, sequences, strict=True) if other.group == s.group)
             weight = {
@@ -173,12 +173,15 @@ class Oracle:
                 "fixed_length": 1 / self.config.rollout.max_new_tokens / len(sequences),
             }[algorithm.token_reduction]
             gap = s.old - torch.tensor(s.rollout, dtype=torch.float64)
+            of_all = {"sequence": gap.sum(), "geometric": gap.mean()}
+            low_trust, high_trust = algorithm.correction_band
             for i in range(len(new)):
-                ratio, trust = (new[i] - s.old[i]).exp(), float(gap[i].exp())
+                ratio = (new[i] - s.old[i]).exp()
+                trust = float(of_all.get(algorithm.correction_level, gap[i]).clamp(-20, 20).exp())
                 if trainer.optimizer_steps_per_batch == 1:
                     ratio = (new[i] - new[i].detach()).exp()
-                capped = trust > 2 if algorithm.correction == "truncated" else not 0.5 <= trust <= 5
-                trust = (2.0 if algorithm.correction == "truncated" else 0.0) if capped else trust
+                capped = not low_trust <= trust <= high_trust
+                trust = (high_trust if algorithm.correction == "truncated" else 0.0) if capped else trust
                 low, high = 1 - algorithm.clip_low, 1 + algorithm.clip_high
                 clipped = float(ratio) > high if s.advantage > 0 else float(ratio) < low and s.advantage < 0
                 dual = bool(algorithm.dual_clip) and s.advantage < 0 and float(ratio) > algorithm.dual_clip
@@ -189,7 +192,7 @@ class Oracle:
                     sums["kl"] += weight * kl(algorithm.kl, new[i], s.ref[i])
                 sums["entropy"] += weight * row_L[len(s.prompt) - 1 + i]
                 values = (clipped, dual, trust, capped, abs(float(gap[i])), float(ratio))
-                for name, value in zip(told, values, strict=True):
+                for name, value in zip(told, (*values, kl("k3", -gap[i], 0)), strict=True):
                     told[name].append(float(value))
         draft, acceptance = self.drafts(hidden_NLD, ids_NL, news, sequences)
         loss = sums["policy"] + algorithm.kl_loss_coef * sums["kl"] - algorithm.entropy_coef * sums["entropy"]
@@ -212,6 +215,7 @@ class Oracle:
             "importance_weight": mean(told["weight"]),
             "correction_fraction": mean(told["capped"]),
             "logprob_gap_mean": mean(told["gap"]),
+            "rollout_kl": mean(told["from"]),
             "ratio": mean(told["ratio"]),
         }
 
@@ -298,6 +302,18 @@ CASES = {
     "Dr. GRPO, IcePop": {
         "trainer": {"optimizer_steps_per_batch": 2},
         "algorithm": {"name": "dr_grpo", "correction": "icepop"},
+    },
+    "truncated weights of whole completions": {
+        "trainer": {"optimizer_steps_per_batch": 2},
+        "algorithm": {"correction_level": "sequence", "correction_high": 8.0},
+    },
+    "on policy, completions masked by their geometric mean": {
+        "algorithm": {
+            "correction": "icepop",
+            "correction_level": "geometric",
+            "correction_low": 0.9,
+            "correction_high": 1.1,
+        },
     },
 }
 

@@ -27,6 +27,7 @@ POLICY_SETTINGS = frozenset(
         "kl_reward_coef",
         "entropy_coef",
         "correction",
+        "correction_level",
         "correction_low",
         "correction_high",
     }

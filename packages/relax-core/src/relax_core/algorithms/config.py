@@ -5,7 +5,7 @@ from typing import Annotated, Self
 from pydantic import WithJsonSchema, field_validator, model_validator
 
 from relax_core.algorithms.algorithm import Algorithm
-from relax_core.algorithms.kinds import Correction, KlEstimator, Reduction
+from relax_core.algorithms.kinds import Correction, CorrectionLevel, KlEstimator, Reduction
 from relax_core.algorithms.registry import algorithm_names, get_algorithm
 from relax_core.config.section import Section, setting
 
@@ -84,6 +84,11 @@ class AlgorithmConfig(Section):
         "truncated",
         "Importance weight exp(trainer - rollout log-prob) on the policy loss: none, capped (truncated), or "
         "set to 0 outside of a band (icepop).",
+    )
+    correction_level: CorrectionLevel = setting(
+        "token",
+        "Whose probability the importance weight compares: each token's, the whole completion's (sequence), "
+        "or the geometric mean over its tokens (geometric).",
     )
     correction_low: float | None = setting(None, "Lower end of IcePop's band; null takes 0.5.", ge=0, lt=1)
     correction_high: float | None = setting(
@@ -183,6 +188,11 @@ class AlgorithmConfig(Section):
             problems.append(
                 f"correction_low {self.correction_low:g} has no effect with correction {self.correction!r}: "
                 "leave it null or set correction to icepop"
+            )
+        if self.correction_level != "token" and self.correction == "none":
+            problems.append(
+                f"correction_level {self.correction_level} has no effect with correction 'none': leave it at "
+                "token or set correction to truncated or icepop"
             )
         if self.correction_high is not None and self.correction == "none":
             problems.append(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from relax_core.algorithms.algorithm import PolicyTokens
 from relax_core.algorithms.config import AlgorithmConfig
-from relax_core.algorithms.importance import importance_weight
+from relax_core.algorithms.importance import correction_log_ratio, importance_weight
 from relax_core.algorithms.kl import kl_estimate
 from relax_core.algorithms.ratio import bounded_ratio
 from relax_core.algorithms.sequences import Sequences
@@ -77,7 +77,8 @@ def policy_objective(
         terms: policy (1), kl (kl_loss_coef) if there is a reference, entropy (-entropy_coef) if given.
         diagnostics: ratio, clip_fraction (0 or 1), dual_clip_fraction (0 or 1), policy_kl (k3 of the policy
             before the batch against the one now), importance_weight, and, if there is a rollout, logprob_gap
-            (absolute) and correction_fraction (1 where the weight is capped or dropped); with a reference kl,
+            (absolute), rollout_kl (k3 of the engine against the trainer) and correction_fraction (1 where
+            the weight is capped or dropped); with a reference kl,
             with an entropy entropy.
 
     Raises:
@@ -108,12 +109,16 @@ def policy_objective(
         rollout_logprob_T = inside(rollout_logprob_T)
         low, high = cfg.correction_band
         kind = cfg.correction_in_use
-        weight_T = importance_weight(kind, old_logprob_T, rollout_logprob_T, low=low, high=high)
+        log_ratio_T = inside(
+            correction_log_ratio(cfg.correction_level, old_logprob_T, rollout_logprob_T, sequences)
+        )
+        weight_T = importance_weight(kind, log_ratio_T, low=low, high=high)
         # Where the ratio is to the engine, only the present weights tell what the trainer thinks.
         trainer_T = logprob_T.detach() if cfg.algorithm.ratio_to == "rollout" else old_logprob_T
         gap_T = trainer_T - rollout_logprob_T
         diagnostics["logprob_gap"] = gap_T.abs()
-        changed_T = torch.zeros_like(mask_T) if kind == "none" else _outside_band(gap_T, low, high)
+        diagnostics["rollout_kl"] = kl_estimate("k3", rollout_logprob_T, trainer_T)
+        changed_T = torch.zeros_like(mask_T) if kind == "none" else _outside_band(log_ratio_T, low, high)
         diagnostics["correction_fraction"] = changed_T
     diagnostics["importance_weight"] = weight_T
     terms = {"policy": Term(inside(weight_T * clipped.loss_T), 1.0)}

@@ -91,9 +91,27 @@ class RolloutConfig(Section):
         unit="rounds",
         ge=0,
     )
+    warn_logprob_gap: float | None = setting(
+        0.1,
+        "Mean absolute difference between trainer and rollout log-probs above which a step warns; null is "
+        "off.",
+        unit="nats",
+        gt=0,
+    )
     max_logprob_gap: float | None = setting(
         None,
-        "Mean absolute difference between trainer and rollout log-probs at which the run stops; null is off.",
+        "Mean absolute difference between trainer and rollout log-probs above which the run stops; null is "
+        "off.",
+        unit="nats",
+        gt=0,
+    )
+    max_logprob_gap_of_token: float | None = setting(
+        None, "The same for the token that differs most; null is off.", unit="nats", gt=0
+    )
+    max_rollout_kl: float | None = setting(
+        None,
+        "Mean KL divergence of the engine's distribution from the trainer's above which the run stops; null "
+        "is off.",
         unit="nats",
         gt=0,
     )

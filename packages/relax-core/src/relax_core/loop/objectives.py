@@ -93,7 +93,7 @@ class PolicyObjective:
     @property
     def _diagnostics(self) -> tuple[str, ...]:
         names = ("ratio", "clip_fraction", "dual_clip_fraction", "policy_kl", "importance_weight")
-        gap = ("logprob_gap", "correction_fraction", "entropy")
+        gap = ("logprob_gap", "rollout_kl", "correction_fraction", "entropy")
         return (*names, *gap, *(("kl",) if self.config.kl_loss_coef > 0 else ()))
 
 

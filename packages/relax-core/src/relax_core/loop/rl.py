@@ -24,6 +24,7 @@ from relax_core.loop.environments.turns import Turns
 from relax_core.loop.episode import EpisodeLimits
 from relax_core.loop.evaluation import evaluation_metrics
 from relax_core.loop.fit import refuse_unfit
+from relax_core.loop.gap import check_gap
 from relax_core.loop.groups import Group, group_samples, rollout_metrics, sample_records, turn_metrics
 from relax_core.loop.metrics import training_metrics
 from relax_core.loop.objectives import PolicyObjective
@@ -41,10 +42,6 @@ from relax_core.trainer.step_metrics import StepMetrics
 
 _EVAL_ROUND = 2**31
 T = TypeVar("T")
-
-
-class LogProbGapError(ValueError):
-    """Trainer and engine disagree on log-probs by more than the run allows."""
 
 
 class SamplingError(ValueError):
@@ -154,7 +151,7 @@ class RlLoop:
             with self._recorder.phase("train"):
                 trained = self._train(samples)
         metrics = rollout_metrics(batch.groups) | training_metrics(trained)
-        self._refuse_gap(step, metrics)
+        check_gap(step, metrics, self._config.rollout)
         with self._recorder.phase("update"):
             self._serve(step)
         counts: dict[str, float] = {"groups_dropped": batch.dropped, "rollout_tokens": batch.tokens}
@@ -255,15 +252,6 @@ class RlLoop:
         )
         parts = split_groups(samples, self._config.trainer.optimizer_steps_per_batch)
         return [self._session.policy.step(part, objective) for part in parts]
-
-    def _refuse_gap(self, step: int, metrics: Mapping[str, float]) -> None:
-        bound, gap = self._config.rollout.max_logprob_gap, metrics["logprob_gap_mean"]
-        if bound is not None and not gap <= bound:
-            raise LogProbGapError(
-                f"step {step}: trainer and engine log-probs differ by {gap:.4g} nats on average, above "
-                f"rollout.max_logprob_gap = {bound:g}. Compare precision and kernels of both sides; the last "
-                "checkpoint is from before this step."
-            )
 
 
 def split_groups(samples: Sequence[Sample], parts: int) -> list[list[Sample]]:

@@ -79,6 +79,13 @@ METRICS: tuple[Metric, ...] = (
         "nats",
     ),
     Metric("logprob_gap_max", "max", "log-prob gap", "The largest such difference.", "nats"),
+    Metric(
+        "rollout_kl",
+        "engine from trainer",
+        "KL",
+        "Mean KL divergence of the engine from the trainer.",
+        "nats",
+    ),
     Metric("response_length_mean", "mean", "response length", "Mean length of completions.", "tokens"),
     Metric("response_length_max", "max", "response length", "Length of the longest completion.", "tokens"),
     Metric("turns_mean", "mean", "turns", "Mean turns of the model in a completion.", "turns"),

@@ -10,7 +10,7 @@ from relax_core.config.section import Section, setting
 class TrainerConfig(Section):
     """How one batch becomes one weight update."""
 
-    lr: float = setting(1e-6, "Peak learning rate of Adam.", gt=0, le=1e6)
+    lr: float = setting(1e-6, "Peak learning rate of Adam.", ge=0, le=1e6)
     min_lr: float = setting(0.0, "Learning rate at the end of a linear or cosine schedule.", ge=0)
     schedule: Literal["constant", "linear", "cosine"] = setting(
         "constant", "Shape of the learning rate after the warm-up, over all steps of the run."
