@@ -60,7 +60,7 @@ def test_all_problems_of_recipe_and_flags_are_reported_at_once(recipe):
         ("run.steps", "true"),
         ("trainer.lr", '"1e-3"'),
         ("trainer.lr", ".nan"),
-        ("trainer.lr", "0"),
+        ("trainer.lr", "-1"),
         ("trainer.beta1", "1"),
         ("eval.before", "1"),
         ("run.name", "12"),

@@ -305,7 +305,7 @@ CASES = {
     },
     "truncated weights of whole completions": {
         "trainer": {"optimizer_steps_per_batch": 2},
-        "algorithm": {"correction_level": "sequence", "correction_high": 8.0},
+        "algorithm": {"correction_level": "sequence", "correction_high": 1.5},
     },
     "on policy, completions masked by their geometric mean": {
         "algorithm": {
