@@ -16,22 +16,19 @@ if TYPE_CHECKING:
     from relax_core.algorithms.config import AlgorithmConfig
     from relax_core.algorithms.sequences import Sequences
 
-POLICY_SETTINGS = frozenset(
-    {
-        "reduction",
-        "fixed_length",
-        "clip_low",
-        "clip_high",
-        "kl",
-        "kl_loss_coef",
-        "kl_reward_coef",
-        "entropy_coef",
-        "correction",
-        "correction_level",
-        "correction_low",
-        "correction_high",
-    }
-)
+CORRECTION_SETTINGS = frozenset({"correction", "correction_level", "correction_low", "correction_high"})
+"""Fields of `AlgorithmConfig` that weigh tokens by trainer over engine."""
+
+POLICY_SETTINGS = CORRECTION_SETTINGS | {
+    "reduction",
+    "fixed_length",
+    "clip_low",
+    "clip_high",
+    "kl",
+    "kl_loss_coef",
+    "kl_reward_coef",
+    "entropy_coef",
+}
 """Fields of `AlgorithmConfig` that every clipped policy gradient reads."""
 
 
@@ -93,6 +90,7 @@ class Algorithm:
         level: whether the policy ratio is one token's or one whole completion's.
         advantage: gives [T] advantages; None if the algorithm has none.
         policy_loss: gives the loss of each token; None if the algorithm has no policy ratio.
+        value_target: gives [T] what the critic should have said; None without a critic.
         batch_columns: gives further columns [T] of the tokens of a whole mini-batch, from those they have,
             before its loss; float64 on the host.
         min_group_size: fewest completions per prompt that give a signal.
@@ -104,7 +102,7 @@ class Algorithm:
         ratio_to: whether the old log-probs are the trainer's or the engine's.
         needs_reference: a frozen reference policy, whatever the coefficients.
         needs_teacher: a teacher's log-probs.
-        needs_critic: a value of every token.
+        needs_critic: a value of every token, from a critic that is trained beside the policy.
         needs_scores: the present log-probs of a whole mini-batch before its loss: one more forward pass.
         needs_dynamic_sampling: groups whose rewards are all equal must be dropped.
         on_policy: each batch is good for one optimizer step.
@@ -120,6 +118,7 @@ class Algorithm:
     settings: frozenset[str]
     advantage: "Callable[[Completions, AlgorithmConfig], Tensor] | None" = None
     policy_loss: "Callable[[PolicyTokens, AlgorithmConfig], Clipped] | None" = None
+    value_target: "Callable[[Completions, AlgorithmConfig], Tensor] | None" = None
     batch_columns: "Callable[[Mapping[str, Tensor], AlgorithmConfig], Mapping[str, Tensor]] | None" = None
     advantage_formula: str = ""
     level: Literal["token", "sequence"] = "token"
@@ -140,6 +139,8 @@ class Algorithm:
                 f"algorithm {self.name!r}: its default reduction {self.default_reduction!r} is not among "
                 f"its reductions {sorted(self.reductions)}"
             )
+        if self.needs_critic != (self.value_target is not None):
+            raise ValueError(f"algorithm {self.name!r}: needs_critic goes with a value_target, and only then")
         if self.loop == "rl" and (self.advantage is None or self.policy_loss is None):
             raise ValueError(
                 f"algorithm {self.name!r} samples completions: give it an advantage and a policy_loss"

@@ -67,6 +67,16 @@ class AlgorithmConfig(Section):
     preference_beta: float = setting(
         0.1, "How strongly DPO's reference holds: factor of the log-ratios in its margin.", gt=0
     )
+    gae_gamma: float = setting(1.0, "Discount of later rewards in advantages (ppo).", ge=0, le=1)
+    gae_lambda: float = setting(
+        1.0, "Weight of longer estimates of an advantage; 1 relies on the critic least (ppo).", ge=0, le=1
+    )
+    whiten_advantages: bool = setting(
+        True, "Centres advantages over the batch's tokens and divides them by their std (ppo)."
+    )
+    value_clip: float | None = setting(
+        0.2, "How far a value counts that moved within one batch; null is off (ppo).", gt=0
+    )
     kl: KlEstimator | None = setting(
         None,
         "Estimator of KL(policy || reference); null takes the algorithm's own, low_var for most. As a loss, "

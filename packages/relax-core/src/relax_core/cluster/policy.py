@@ -16,6 +16,7 @@ from relax_core.cluster.journal import Journal
 from relax_core.cluster.ranks import Ranks
 from relax_core.cluster.seats import Seats
 from relax_core.config.root import RelaxConfig
+from relax_core.loop.policy import Scored, Trained
 from relax_core.loop.weights import refuse_mismatch
 from relax_core.trainer.objective import TrainingObjective
 from relax_core.trainer.sample import Sample
@@ -59,16 +60,18 @@ class RayPolicy:
         self._ranks.open()
 
     def score(
-        self, samples: Sequence[Sample], *, temperature: float = 1.0, reference: bool = False
+        self, samples: Sequence[Sample], *, temperature: float = 1.0, of: Scored = "policy"
     ) -> list[Tensor]:
         """See `Policy`."""
-        scores: list[Tensor] = self._call("score", ray.put(samples), temperature, reference)[0]
+        scores: list[Tensor] = self._call("score", ray.put(samples), temperature, of)[0]
         return scores
 
-    def step(self, samples: Sequence[Sample], objective: TrainingObjective) -> StepMetrics:
+    def step(
+        self, samples: Sequence[Sample], objective: TrainingObjective, *, of: Trained = "policy"
+    ) -> StepMetrics:
         """See `Policy`."""
-        metrics: StepMetrics = self._call("step", ray.put(samples), objective)[0]
-        self._journal.add((samples, objective))
+        metrics: StepMetrics = self._call("step", ray.put(samples), objective, of)[0]
+        self._journal.add((samples, objective, of))
         return metrics
 
     async def update(self, engine: RolloutEngine, version: int) -> int:
@@ -168,8 +171,8 @@ class RayPolicy:
             self._ranks.open()
             if base is not None:
                 self._ranks.call("load", base)
-            for samples, objective in self._journal.calls():
-                self._ranks.call("step", ray.put(samples), objective)
+            for samples, objective, of in self._journal.calls():
+                self._ranks.call("step", ray.put(samples), objective, of)
             if self._saves is not None:
                 self._ranks.call("save_to", *self._saves)
         except RankDiedError as again:

@@ -16,6 +16,7 @@ from torch._C._distributed_c10d import TCPStore
 from relax_core.cluster.process import prepare_process
 from relax_core.cluster.shared_tensors import Packed, pack
 from relax_core.config.root import RelaxConfig
+from relax_core.loop.policy import Scored, Trained
 from relax_core.loop.weights import BUCKET_BYTES, buckets
 from relax_core.trainer.objective import TrainingObjective
 from relax_core.trainer.sample import Sample
@@ -67,14 +68,14 @@ class TrainerRank:
         self._policy = self._stack.enter_context(opened)
         return os.getpid()
 
-    def score(self, samples: Sequence[Sample], temperature: float, reference: bool) -> list[Tensor] | None:
+    def score(self, samples: Sequence[Sample], temperature: float, of: Scored) -> list[Tensor] | None:
         """See `Policy.score`; None except on rank 0."""
-        scores = self._policy.score(samples, temperature=temperature, reference=reference)
+        scores = self._policy.score(samples, temperature=temperature, of=of)
         return scores if self._rank == 0 else None
 
-    def step(self, samples: Sequence[Sample], objective: TrainingObjective) -> StepMetrics:
+    def step(self, samples: Sequence[Sample], objective: TrainingObjective, of: Trained) -> StepMetrics:
         """See `Policy.step`."""
-        return self._policy.step(samples, objective)
+        return self._policy.step(samples, objective, of=of)
 
     def begin_export(self) -> None:
         """From here on `next_bucket` gives the present weights, which must not change until the last one."""

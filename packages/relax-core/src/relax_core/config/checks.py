@@ -10,7 +10,7 @@ from relax_core.cluster.config import ClusterConfig
 from relax_core.config.problems import Problem
 from relax_core.data.config import DataConfig
 from relax_core.device.parallel import ParallelConfig
-from relax_core.loop.config import EvalConfig, RewardConfig, RolloutConfig, SftConfig
+from relax_core.loop.config import CriticConfig, EvalConfig, RewardConfig, RolloutConfig, SftConfig
 from relax_core.loop.environments.config import EnvironmentConfig
 from relax_core.model.settings import ModelSettings
 from relax_core.run.config import RunConfig
@@ -234,6 +234,25 @@ def _overlong_zone_fits(reward: RewardConfig, rollout: RolloutConfig) -> Iterato
         )
 
 
+def _critic_is_trained(critic: CriticConfig, algorithm: AlgorithmConfig, run: RunConfig) -> Iterator[Problem]:
+    if not algorithm.algorithm.needs_critic:
+        for name, info in CriticConfig.model_fields.items():
+            if getattr(critic, name) != info.default:
+                yield Problem(
+                    ("critic", name),
+                    f"algorithm {algorithm.name} has no critic",
+                    given=str(getattr(critic, name)),
+                    allowed=f"{info.default}, or algorithm.name ppo",
+                )
+    elif critic.warmup_steps >= run.steps:
+        yield Problem(
+            ("critic", "warmup_steps"),
+            f"the policy would not learn in any of the {run.steps} steps",
+            given=str(critic.warmup_steps),
+            allowed=f"an integer, at most {run.steps - 1}",
+        )
+
+
 CHECKS: tuple[Check, ...] = (
     Check(("trainer", "run"), _warmup_fits),
     Check(("algorithm", "rollout", "sft", "trainer"), _batch_can_be_split),
@@ -251,4 +270,5 @@ CHECKS: tuple[Check, ...] = (
     Check(("algorithm", "trainer"), _on_policy_alone),
     Check(("algorithm", "rollout"), _groups_are_filtered),
     Check(("reward", "rollout"), _overlong_zone_fits),
+    Check(("critic", "algorithm", "run"), _critic_is_trained),
 )

@@ -10,7 +10,14 @@ from relax_core.config.checks import cross_problems
 from relax_core.config.section import Section, setting
 from relax_core.data.config import DataConfig
 from relax_core.device.parallel import ParallelConfig
-from relax_core.loop.config import CheckpointConfig, EvalConfig, RewardConfig, RolloutConfig, SftConfig
+from relax_core.loop.config import (
+    CheckpointConfig,
+    CriticConfig,
+    EvalConfig,
+    RewardConfig,
+    RolloutConfig,
+    SftConfig,
+)
 from relax_core.loop.environments.config import EnvironmentConfig
 from relax_core.model.mtp_config import MtpConfig
 from relax_core.model.settings import ModelSettings
@@ -28,6 +35,7 @@ class RelaxConfig(Section):
     algorithm: AlgorithmConfig = setting(AlgorithmConfig(), "The algorithm.")
     cluster: ClusterConfig = setting(ClusterConfig(), "Processes and where they run.")
     parallel: ParallelConfig = setting(ParallelConfig(), "How the model is spread over trainer ranks.")
+    critic: CriticConfig = setting(CriticConfig(), "The critic.")
     trainer: TrainerConfig = setting(TrainerConfig(), "The weight update.")
     rollout: RolloutConfig = setting(RolloutConfig(), "Sampling.")
     environment: EnvironmentConfig = setting(EnvironmentConfig(), "What answers the model's turns.")

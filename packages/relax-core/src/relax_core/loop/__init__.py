@@ -6,11 +6,26 @@ Importing this package must stay free of torch: `relax-train --help` reads its c
 from typing import TYPE_CHECKING
 
 from relax_core.lazy import lazy_names
-from relax_core.loop.config import CheckpointConfig, EvalConfig, RewardConfig, RolloutConfig, SftConfig
+from relax_core.loop.config import (
+    CheckpointConfig,
+    CriticConfig,
+    EvalConfig,
+    RewardConfig,
+    RolloutConfig,
+    SftConfig,
+)
 
 if TYPE_CHECKING:
     from relax_core.loop.start import run
 
-__all__ = ["CheckpointConfig", "EvalConfig", "RewardConfig", "RolloutConfig", "SftConfig", "run"]
+__all__ = [
+    "CheckpointConfig",
+    "CriticConfig",
+    "EvalConfig",
+    "RewardConfig",
+    "RolloutConfig",
+    "SftConfig",
+    "run",
+]
 
 __getattr__ = lazy_names(__name__, {"run": "start"})

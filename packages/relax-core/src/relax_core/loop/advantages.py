@@ -29,6 +29,19 @@ def with_advantages(
     ]
 
 
+def with_value_targets(
+    samples: Sequence[Sample], scores: Sequence[float], config: AlgorithmConfig
+) -> list[Sample]:
+    """Gives each sample a column `value_target`, what the critic should have said."""
+    target = config.algorithm.value_target
+    assert target is not None, "the algorithm has no critic"
+    parts = split_tokens(target(completions(samples, scores), config), samples)
+    return [
+        sample.with_columns(value_target=spread(sample, part))
+        for sample, part in zip(samples, parts, strict=True)
+    ]
+
+
 def completions(samples: Sequence[Sample], scores: Sequence[float]) -> Completions:
     """The targets of samples back to back, without prompts and padding."""
     return Completions(

@@ -237,6 +237,18 @@ class SftConfig(Section):
     )
 
 
+class CriticConfig(Section):
+    """The critic (`algorithm.name: ppo`): the policy's trunk with a value head, trained beside it."""
+
+    path: str | None = setting(
+        None, "Checkpoint of the trunk that the critic starts from; null takes model.path."
+    )
+    lr: float = setting(1e-5, "Peak learning rate; the schedule is the policy's.", gt=0, le=1e6)
+    warmup_steps: int = setting(
+        0, "First steps of the run in which the critic learns and the policy does not.", unit="steps", ge=0
+    )
+
+
 class CheckpointConfig(Section):
     """When the state of a run is saved, and what is kept."""
 

@@ -17,17 +17,23 @@ from relax_core.config.root import RelaxConfig
 from relax_core.device import ParallelConfig, World, initialise, shutdown
 from relax_core.device.registry import choose_device
 from relax_core.loop.checkpoints import open_checkpoint
+from relax_core.loop.policy import Scored, Trained
 from relax_core.loop.weights import update_engine
-from relax_core.model import Qwen35Config, Qwen35Model
+from relax_core.model import MtpConfig, Qwen35Config, Qwen35Model
 from relax_core.model.build import build_chunks
+from relax_core.model.critic import copy_trunk
 from relax_core.model.placement import Placement
 from relax_core.trainer.checkpoint import CheckpointWriter, load_checkpoint
+from relax_core.trainer.config import TrainerConfig
 from relax_core.trainer.objective import TrainingObjective
 from relax_core.trainer.sample import Sample
 from relax_core.trainer.step_metrics import StepMetrics
 from relax_core.trainer.trainer import Trainer
 
 _log = logging.getLogger(__name__)
+
+CRITIC = "critic"
+"""Folder of the critic's checkpoints, inside that of the policy's."""
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -42,6 +48,7 @@ class LocalPolicy:
         weights: names and shapes between the checkpoint it starts from and the model.
         trainer: the policy and its optimizer.
         reference: the frozen reference policy, if the algorithm needs one.
+        critic: the critic and its optimizer, if the algorithm needs one.
     """
 
     def __init__(
@@ -51,27 +58,38 @@ class LocalPolicy:
         weights: ModelMap,
         trainer: Trainer,
         reference: list[Qwen35Model] | None,
+        critic: Trainer | None = None,
     ) -> None:
         self.world = world
         self.weights = weights
         self.trainer = trainer
         self.reference = reference
+        self.critic = critic
         self._source = source
         self._placement = Placement(weights)
 
     def score(
-        self, samples: Sequence[Sample], *, temperature: float = 1.0, reference: bool = False
+        self, samples: Sequence[Sample], *, temperature: float = 1.0, of: Scored = "policy"
     ) -> list[Tensor]:
         """See `Policy`."""
-        if reference:
+        if of == "critic":
+            return self._trainer(of).score(samples)
+        if of == "reference":
             assert self.reference is not None, "the algorithm needs no reference policy"
-        return self.trainer.score(
-            samples, temperature=temperature, model=self.reference if reference else None
-        )
+            return self.trainer.score(samples, temperature=temperature, model=self.reference)
+        return self.trainer.score(samples, temperature=temperature)
 
-    def step(self, samples: Sequence[Sample], objective: TrainingObjective) -> StepMetrics:
+    def step(
+        self, samples: Sequence[Sample], objective: TrainingObjective, *, of: Trained = "policy"
+    ) -> StepMetrics:
         """See `Policy`."""
-        return self.trainer.step(samples, objective)
+        return self._trainer(of).step(samples, objective)
+
+    def _trainer(self, of: Trained) -> Trainer:
+        if of == "policy":
+            return self.trainer
+        assert self.critic is not None, "the algorithm needs no critic"
+        return self.critic
 
     async def update(self, engine: RolloutEngine, version: int) -> int:
         """See `Policy`."""
@@ -93,9 +111,15 @@ class LocalPolicy:
     def save_to(self, root: Path, *, keep: int, asynchronous: bool) -> None:
         """See `Policy`."""
         self._writer = CheckpointWriter(root, self.trainer, keep=keep, asynchronous=asynchronous)
+        # Whole before the policy's is begun, and kept as long: a checkpoint of the policy has its critic.
+        self._critic_writer = (
+            CheckpointWriter(root / CRITIC, self.critic, keep=keep + 1) if self.critic else None
+        )
 
     def save(self, step: int, state: Mapping[str, Any]) -> None:
         """See `Policy`."""
+        if self._critic_writer is not None:
+            self._critic_writer.save(step, {})
         self._writer.save(step, state)
 
     def finish_saves(self) -> None:
@@ -104,6 +128,8 @@ class LocalPolicy:
 
     def load(self, directory: Path) -> dict[str, Any]:
         """See `Policy`."""
+        if self.critic is not None:
+            load_checkpoint(directory.parent / CRITIC / directory.name, self.critic)
         return load_checkpoint(directory, self.trainer)
 
 
@@ -133,14 +159,10 @@ def open_policy(
         reference = (
             _load_reference(policy, sizes, config, world) if config.algorithm.needs_reference else None
         )
-        trainer = Trainer(
-            policy,
-            config.trainer,
-            config.mtp,
-            device=world.torch_device,
-            optimizer_steps=config.run.steps * config.trainer.optimizer_steps_per_batch,
-            parallel=config.parallel,
+        critic = (
+            _load_critic(policy, sizes, config, world) if config.algorithm.algorithm.needs_critic else None
         )
+        trainer = _make_trainer(policy, config.trainer, config.mtp, config, world)
         _log.info(
             "model %s on %s, %d parameters, ready after %.1f s",
             config.model.path,
@@ -148,13 +170,26 @@ def open_policy(
             sum(p.numel() for chunk in policy for p in chunk.parameters()),
             time.perf_counter() - started,
         )
-        yield LocalPolicy(world, source, weights, trainer, reference)
+        yield LocalPolicy(world, source, weights, trainer, reference, critic)
     finally:
         shutdown()
 
 
+def _make_trainer(
+    chunks: list[Qwen35Model], trainer: TrainerConfig, mtp: MtpConfig, config: RelaxConfig, world: World
+) -> Trainer:
+    return Trainer(
+        chunks,
+        trainer,
+        mtp,
+        device=world.torch_device,
+        optimizer_steps=config.run.steps * config.trainer.optimizer_steps_per_batch,
+        parallel=config.parallel,
+    )
+
+
 def _build(
-    sizes: Qwen35Config, config: RelaxConfig, world: World, *, random_weights: bool
+    sizes: Qwen35Config, config: RelaxConfig, world: World, *, random_weights: bool, critic: bool = False
 ) -> list[Qwen35Model]:
     parallel: ParallelConfig = config.parallel
     return build_chunks(
@@ -165,6 +200,7 @@ def _build(
         mtp=config.mtp,
         device=world.torch_device,
         random_weights=random_weights,
+        critic=critic,
     )
 
 
@@ -189,10 +225,27 @@ def _load_reference(
             for frozen, trained in zip(mine.parameters(), theirs.parameters(), strict=True):
                 frozen.copy_(trained)
     else:
-        source = open_checkpoint(path)
-        weights = model_map(source.config, names=source.names)
-        chunks = _load(source, weights, Qwen35Config.from_hf(source.config), config, world)
+        chunks, _ = _open(path, config, world)
     for chunk in chunks:
         chunk.requires_grad_(False)
         chunk.eval()
     return chunks
+
+
+def _load_critic(
+    policy: Sequence[Qwen35Model], sizes: Qwen35Config, config: RelaxConfig, world: World
+) -> Trainer:
+    """The critic: the trunk of another checkpoint, or of the policy as it starts, under a head of zeros."""
+    if config.critic.path is not None:
+        policy, sizes = _open(config.critic.path, config, world)
+    chunks = _build(sizes, config, world, random_weights=False, critic=True)
+    copy_trunk(chunks, policy)
+    lr = config.critic.lr
+    settings = config.trainer.model_copy(update={"lr": lr, "min_lr": min(lr, config.trainer.min_lr)})
+    return _make_trainer(chunks, settings, MtpConfig(), config, world)
+
+
+def _open(path: str, config: RelaxConfig, world: World) -> tuple[list[Qwen35Model], Qwen35Config]:
+    source = open_checkpoint(path)
+    sizes = Qwen35Config.from_hf(source.config)
+    return _load(source, model_map(source.config, names=source.names), sizes, config, world), sizes

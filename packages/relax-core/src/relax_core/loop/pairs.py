@@ -10,10 +10,10 @@ from relax_core.config.root import RelaxConfig
 from relax_core.data import Pair, load_pairs
 from relax_core.loop.drive import StepResult
 from relax_core.loop.fit import refuse_unfit
+from relax_core.loop.learning import split_groups
 from relax_core.loop.metrics import training_metrics
 from relax_core.loop.policy import Policy
 from relax_core.loop.preferences import PreferenceObjective, preferences
-from relax_core.loop.rl import split_groups
 from relax_core.loop.session import Session
 from relax_core.model.config import text_part
 from relax_core.run import Recorder
@@ -68,7 +68,7 @@ class PairsLoop:
             self._stream.load_state_dict(state["pairs"])
 
     def _with_reference(self, samples: Sequence[Sample]) -> list[Sample]:
-        scores = self._session.policy.score(samples, reference=True)
+        scores = self._session.policy.score(samples, of="reference")
         return [s.with_columns(ref_logprob=score) for s, score in zip(samples, scores, strict=True)]
 
 

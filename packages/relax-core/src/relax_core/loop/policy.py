@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from relax_rollout import RolloutEngine
 from torch import Tensor
@@ -11,17 +11,24 @@ from relax_core.trainer.objective import TrainingObjective
 from relax_core.trainer.sample import Sample
 from relax_core.trainer.step_metrics import StepMetrics
 
+Scored = Literal["policy", "reference", "critic"]
+"""Whose judgement of tokens is asked for: log-probs, or the critic's values."""
+
+Trained = Literal["policy", "critic"]
+
 
 class Policy(Protocol):
     """What a loop asks of the model that is trained."""
 
     def score(
-        self, samples: Sequence[Sample], *, temperature: float = 1.0, reference: bool = False
+        self, samples: Sequence[Sample], *, temperature: float = 1.0, of: Scored = "policy"
     ) -> list[Tensor]:
-        """Log-probs of every target, float32 [L] for each sample, under the policy or its reference."""
+        """Log-probs of every target (values before it, of a critic), float32 [L] for each sample."""
         ...
 
-    def step(self, samples: Sequence[Sample], objective: TrainingObjective) -> StepMetrics:
+    def step(
+        self, samples: Sequence[Sample], objective: TrainingObjective, *, of: Trained = "policy"
+    ) -> StepMetrics:
         """One optimizer step on a mini-batch."""
         ...
 

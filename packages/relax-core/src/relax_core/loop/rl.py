@@ -6,18 +6,16 @@ Axes: N completions of a batch, L tokens of one sequence.
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, TypeVar
 
 from relax_rollout import EngineError, SamplingParams
 from relax_rollout.rewards import load_reward
 
-from relax_core.algorithms.shaping import overlong_penalty
 from relax_core.config.root import RelaxConfig
 from relax_core.data import DataSet, Prompt, load_prompts
 from relax_core.data.chat import ChatRenderer
 from relax_core.data.load import load_held_out_prompts
-from relax_core.loop.advantages import mean_advantages, with_advantages
+from relax_core.loop.advantages import mean_advantages
 from relax_core.loop.drive import StepResult
 from relax_core.loop.environments.tools import tool_schemas
 from relax_core.loop.environments.turns import Turns
@@ -25,9 +23,8 @@ from relax_core.loop.episode import EpisodeLimits
 from relax_core.loop.evaluation import evaluation_metrics
 from relax_core.loop.fit import refuse_unfit
 from relax_core.loop.gap import check_gap
-from relax_core.loop.groups import Group, group_samples, rollout_metrics, sample_records, turn_metrics
-from relax_core.loop.metrics import training_metrics
-from relax_core.loop.objectives import PolicyObjective
+from relax_core.loop.groups import Group, rollout_metrics, sample_records, turn_metrics
+from relax_core.loop.learning import Learner
 from relax_core.loop.policy import Policy
 from relax_core.loop.rollout import Rollout
 from relax_core.loop.sampler import Dialogue, Phases, Sampler, TimeLimits
@@ -37,8 +34,6 @@ from relax_core.loop.stop_tokens import stop_token_ids
 from relax_core.loop.streaming import Streaming, staleness_metrics
 from relax_core.model.config import text_part
 from relax_core.run import Recorder
-from relax_core.trainer.sample import Sample
-from relax_core.trainer.step_metrics import StepMetrics
 
 _EVAL_ROUND = 2**31
 T = TypeVar("T")
@@ -86,6 +81,7 @@ class RlLoop:
         self._config = config
         self._session = session
         self._recorder = recorder
+        self._learner = Learner(config, session.policy, recorder)
         self._rollout = rollout
         self._sets = task.sets
         self._sampler = self._make_sampler(task, recorder)
@@ -147,11 +143,12 @@ class RlLoop:
         """Samples, trains and updates the engine; `step` counts from 1."""
         batch = self._run(self._batches.take(step))
         with self._rollout.training():
-            samples, advantages_N = self._samples(batch.groups)
+            samples = self._learner.samples(batch.groups)
             with self._recorder.phase("train"):
-                trained = self._train(samples)
-        metrics = rollout_metrics(batch.groups) | training_metrics(trained)
-        check_gap(step, metrics, self._config.rollout)
+                trained = self._learner.train(step, samples)
+        metrics = rollout_metrics(batch.groups) | trained
+        if "logprob_gap_mean" in metrics:
+            check_gap(step, metrics, self._config.rollout)
         with self._recorder.phase("update"):
             self._serve(step)
         counts: dict[str, float] = {"groups_dropped": batch.dropped, "rollout_tokens": batch.tokens}
@@ -159,7 +156,7 @@ class RlLoop:
             counts |= staleness_metrics(batch.groups, step)
         if self._config.environment.name is not None:
             counts |= turn_metrics(batch.groups)
-        return StepResult(metrics | counts, sample_records(batch.groups, advantages_N))
+        return StepResult(metrics | counts, sample_records(batch.groups, mean_advantages(samples)))
 
     def evaluate(self, step: int) -> dict[str, float]:
         """Held-out accuracy, reward and pass@k of every set; nothing if nothing is held out.
@@ -205,61 +202,6 @@ class RlLoop:
         """The engines get the present weights, and prompts to sample from them."""
         self._run(self._session.policy.update(self._rollout.engine, version))
         self._run(self._batches.advance(version))
-
-    def _samples(self, groups: Sequence[Group]) -> tuple[list[Sample], list[float]]:
-        """Samples with advantages, and with the log-probs that the algorithm needs beside the rollout's."""
-        config = self._config.algorithm
-        samples = group_samples(groups)
-        with self._recorder.phase("logprob"):
-            if self._needs_old:
-                samples = self._scored("old_logprob", samples)
-            if config.needs_reference:
-                samples = self._scored("ref_logprob", samples, reference=True)
-        samples = with_advantages(samples, self._shaped_scores(groups), config)
-        return samples, mean_advantages(samples)
-
-    def _shaped_scores(self, groups: Sequence[Group]) -> list[float]:
-        reward, longest = self._config.reward, self._config.rollout.max_new_tokens
-        return [
-            member.result.score
-            - reward.overlong_penalty
-            * overlong_penalty(member.trajectory.drawn_count, longest=longest, zone=reward.overlong_tokens)
-            for group in groups
-            for member in group.members
-        ]
-
-    def _scored(self, column: str, samples: Sequence[Sample], *, reference: bool = False) -> list[Sample]:
-        scores = self._session.policy.score(
-            samples, temperature=self._config.rollout.temperature, reference=reference
-        )
-        return [sample.with_columns(**{column: score}) for sample, score in zip(samples, scores, strict=True)]
-
-    @property
-    def _needs_old(self) -> bool:
-        config = self._config.algorithm
-        return config.kl_reward_coef > 0 or not (self._on_policy or config.algorithm.ratio_to == "rollout")
-
-    @property
-    def _on_policy(self) -> bool:
-        return self._config.trainer.optimizer_steps_per_batch == 1
-
-    def _train(self, samples: Sequence[Sample]) -> list[StepMetrics]:
-        objective = PolicyObjective(
-            self._config.algorithm,
-            temperature=self._config.rollout.temperature,
-            max_new_tokens=self._config.rollout.max_new_tokens,
-            on_policy=self._on_policy,
-        )
-        parts = split_groups(samples, self._config.trainer.optimizer_steps_per_batch)
-        return [self._session.policy.step(part, objective) for part in parts]
-
-
-def split_groups(samples: Sequence[Sample], parts: int) -> list[list[Sample]]:
-    """Splits samples into `parts` mini-batches of whole groups, as equal in groups as possible, in order."""
-    groups = sorted({sample.group for sample in samples})
-    bounds = [len(groups) * i // parts for i in range(parts + 1)]
-    members = [set(groups[a:b]) for a, b in pairwise(bounds) if b > a]
-    return [[sample for sample in samples if sample.group in part] for part in members]
 
 
 def open_task(config: RelaxConfig, session: Session[Policy]) -> Task:

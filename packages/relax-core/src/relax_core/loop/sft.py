@@ -12,10 +12,10 @@ from relax_core.data import Sample as Example
 from relax_core.data import load_samples
 from relax_core.loop.drive import StepResult
 from relax_core.loop.fit import refuse_unfit
+from relax_core.loop.learning import split_groups
 from relax_core.loop.metrics import training_metrics
 from relax_core.loop.objectives import SftObjective
 from relax_core.loop.policy import Policy
-from relax_core.loop.rl import split_groups
 from relax_core.loop.session import Session
 from relax_core.model.config import text_part
 from relax_core.run import Recorder

@@ -1,5 +1,6 @@
 """`build_model` and `build_chunks`: the one way to make a model, or this rank's share of it."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -7,6 +8,7 @@ from megatron.core import parallel_state
 
 from relax_core.device import ParallelConfig
 from relax_core.model.config import Qwen35Config
+from relax_core.model.critic import Qwen35Critic
 from relax_core.model.megatron_config import Recompute, megatron_config
 from relax_core.model.mtp_config import MtpConfig
 from relax_core.model.qwen35 import Qwen35Model
@@ -61,10 +63,12 @@ def build_chunks(
     mtp: MtpConfig | None = None,
     device: torch.device | str = "cpu",
     random_weights: bool = True,
+    critic: bool = False,
 ) -> list[Qwen35Model]:
     """All pieces of the layers that this rank holds, in order: `parallel.pipeline_chunks` models.
 
-    See `build_model` for the arguments.
+    See `build_model` for the arguments; with `critic` they are `Qwen35Critic`s, without draft layers and with
+    a head of its own.
 
     Raises:
         RuntimeError: Megatron's process groups do not exist yet.
@@ -73,6 +77,8 @@ def build_chunks(
     if not parallel_state.model_parallel_is_initialized():
         raise RuntimeError("call relax_core.device.initialise(...) before building a model")
     parallel = parallel or ParallelConfig()
+    if critic:
+        model = replace(model, mtp_layers=0, tied=False)
     stage_layers(model.num_layers, parallel)
     chunks = []
     for chunk in range(parallel.pipeline_chunks):
@@ -84,7 +90,7 @@ def build_chunks(
         )
         with torch.device(device):
             chunks.append(
-                Qwen35Model(
+                (Qwen35Critic if critic else Qwen35Model)(
                     config,
                     model,
                     mtp=mtp or MtpConfig(),

@@ -84,20 +84,25 @@ class Qwen35Model(LanguageModule):  # type: ignore[misc]
             vp_stage=vp_stage,
         )
         if post_process:
-            self.output_layer = ColumnParallelLinear(
-                model.hidden_size,
-                model.vocab_size,
-                config=config,
-                init_method=config.init_method,
-                bias=False,
-                skip_weight_param_allocation=model.tied and (pre_process or self.mtp_process),
-                tp_group=groups.tp,
-            )
+            self.output_layer = self.make_head()
         # Megatron's schedules take any attribute called mtp for a block with layers.
         if self.mtp_process:
             self.mtp = MultiTokenPrediction(config, model, groups, vp_stage)
         if pre_process or post_process:
             self.setup_embeddings_and_output_layer()
+
+    def make_head(self) -> Any:
+        """The module of the output head, on the last stage."""
+        model = self.model_config
+        return ColumnParallelLinear(
+            model.hidden_size,
+            model.vocab_size,
+            config=self.config,
+            init_method=self.config.init_method,
+            bias=False,
+            skip_weight_param_allocation=model.tied and (self.pre_process or self.mtp_process),
+            tp_group=self.pg_collection.tp,
+        )
 
     def shared_embedding_or_output_weight(self) -> torch.Tensor | None:
         """The copy of the embedding that this stage holds and Megatron keeps equal to the first stage's.

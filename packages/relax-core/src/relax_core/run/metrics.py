@@ -50,6 +50,14 @@ METRICS: tuple[Metric, ...] = (
     Metric("kl", "from reference", "KL", "Mean KL divergence from the reference policy.", "nats"),
     Metric("policy_kl", "of the update", "KL", "Mean KL divergence from the policy before the step.", "nats"),
     Metric("grad_norm", "gradient norm", "gradient norm", "Global gradient norm before clipping."),
+    Metric("value_loss", "critic", "critic", "Loss of the critic."),
+    Metric("value", "mean value", "critic", "Mean value that the critic gives the tokens."),
+    Metric("explained_variance", "explained variance", "critic", "Share of the returns' variance foreseen."),
+    Metric(
+        "value_clip_fraction", "value clipped", "fractions", "Share of tokens whose value the loss clipped."
+    ),
+    Metric("critic_grad_norm", "critic", "gradient norm", "The critic's gradient norm before clipping."),
+    Metric("critic_lr", "critic", "learning rate", "The critic's learning rate."),
     Metric("lr", "learning rate", "learning rate", "Learning rate of the last optimizer step."),
     Metric("mtp_loss", "all depths", "MTP loss", "Mean loss of the draft layers.", "nats"),
     Metric(

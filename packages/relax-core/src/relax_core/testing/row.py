@@ -23,7 +23,8 @@ class Row:
         trainer: settings of `TrainerConfig` that must not change a number: recompute, overlap, micro-batches.
         model: changes of the model's `config.json` (head counts, experts, tied, ...).
         balance: coefficient of the balance loss of a model with experts.
-        objective: "sft", "policy" (GRPO with importance ratio, KL, entropy, maxima), or an algorithm's name.
+        objective: "sft", "policy" (GRPO with importance ratio, KL, entropy, maxima), an algorithm's name,
+            or "value": the critic's loss, on a critic.
         precision: "fp32", or "bf16" on accelerators.
         quick: whether the ordinary tests run it; `nox -s parity` runs all.
     """

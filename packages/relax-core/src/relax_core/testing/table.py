@@ -115,6 +115,12 @@ ROWS: tuple[Row, ...] = (
     # Algorithms: any split of a batch, and completions that lie on two ranks.
     *(Row(f"micro-batches-{name}", 1, trainer=_SMALL, objective=name, quick=True) for name in ALGORITHMS),
     *(Row(f"cp2-{name}", 2, _CP, objective=name) for name in ALGORITHMS),
+    Row("micro-batches-value", 1, trainer=_SMALL, objective="value", quick=True),
+    Row("cp2-value", 2, _CP, objective="value"),
+    Row("tp2-sp-value", 2, _SP, objective="value"),
+    Row("pp2-value", 2, _PP, objective="value"),
+    Row("dp2-overlap-both-value", 2, trainer=_OVERLAP_BOTH, objective="value"),
+    Row("moe-ep2-value", 2, _EP, family="moe", objective="value"),
     # Recompute on top.
     Row("tp2-sp-selective-mtp1", 2, _SP, trainer=_SELECTIVE, mtp=1),
     Row("tp2-sp-full-mtp1", 2, _SP, trainer=_FULL, mtp=1),

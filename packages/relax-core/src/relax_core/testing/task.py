@@ -79,6 +79,8 @@ def step_samples(row: Row) -> list[list[Sample]]:
                 "rollout_logprob": column(length) * 0.3 - 4.5,
                 "old_logprob": column(length) * 0.3 - 4.5,
                 "ref_logprob": column(length) * 0.3 - 4.5,
+                "value": column(length) * 0.3,
+                "value_target": column(length),
             }
             samples.append(Sample(tokens_L, mask_L, group // 2, {} if row.objective == "sft" else columns))
         steps.append(samples)

@@ -1,20 +1,24 @@
 """`train`: three optimizer steps of a row's model on this rank's layout, and all that they measured."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from relax_bridge import model_map
+from relax_bridge.partition import Replicated
 from torch import Tensor
 
 from relax_core.algorithms import AlgorithmConfig, get_algorithm
 from relax_core.device import ParallelConfig, World
 from relax_core.loop.objectives import PolicyObjective, SftObjective
 from relax_core.loop.preferences import PreferenceObjective
+from relax_core.loop.values import ValueObjective
 from relax_core.model import MtpConfig, Qwen35Config
 from relax_core.model.build import build_chunks
+from relax_core.model.critic import copy_trunk
 from relax_core.model.placement import Placement
 from relax_core.testing.gather import gather
 from relax_core.testing.row import Row
@@ -75,7 +79,8 @@ def make_trainer(row: Row, world: World) -> tuple[Trainer, Placement]:
     config = TrainerConfig(
         **{**settings, "precision": row.precision, "balance_coefficient": row.balance, **row.trainer}
     )
-    chunks = build_chunks(
+    build = partial(
+        build_chunks,
         Qwen35Config.from_hf(facts),
         parallel,
         dtype=torch.bfloat16 if row.precision == "bf16" else torch.float32,
@@ -83,9 +88,17 @@ def make_trainer(row: Row, world: World) -> tuple[Trainer, Placement]:
         mtp=mtp,
         device=world.torch_device,
     )
+    chunks = build()
     placement = Placement(model_map(facts))
     with initial_checkpoint(facts) as checkpoint:
         placement.load(chunks, checkpoint)
+    if row.objective == "value":
+        policy, chunks = chunks, build(critic=True)
+        copy_trunk(chunks, policy)
+        head = placement.entries["output_layer.weight"]
+        placement.entries["output_layer.weight"] = head._replace(
+            row=replace(head.row, partition=Replicated())
+        )
     trainer = Trainer(chunks, config, mtp, device=world.torch_device, optimizer_steps=10, parallel=parallel)
     return trainer, placement
 
@@ -94,6 +107,8 @@ def make_objective(row: Row) -> TrainingObjective:
     """The row's loss."""
     if row.objective == "sft":
         return SftObjective(AlgorithmConfig(name="sft"))
+    if row.objective == "value":
+        return ValueObjective(AlgorithmConfig(name="ppo", value_clip=0.3), max_new_tokens=32)
     if row.objective == "dpo":
         return PreferenceObjective(AlgorithmConfig(name="dpo", preference_beta=0.5))
     name = "grpo" if row.objective == "policy" else row.objective

@@ -6,6 +6,7 @@ from relax_core.algorithms.builtin.dpo import DPO
 from relax_core.algorithms.builtin.grpo import DAPO, DR_GRPO, GRPO
 from relax_core.algorithms.builtin.gspo import GSPO
 from relax_core.algorithms.builtin.m2po import M2PO
+from relax_core.algorithms.builtin.ppo import PPO
 from relax_core.algorithms.builtin.reinforce import REINFORCE_PLUS_PLUS, REINFORCE_PLUS_PLUS_BASELINE, RLOO
 from relax_core.algorithms.builtin.sapo import SAPO
 from relax_core.algorithms.builtin.sft import SFT
@@ -21,6 +22,7 @@ BUILT_IN: tuple[Algorithm, ...] = (
     REINFORCE_PLUS_PLUS,
     REINFORCE_PLUS_PLUS_BASELINE,
     M2PO,
+    PPO,
     DPO,
     SFT,
 )

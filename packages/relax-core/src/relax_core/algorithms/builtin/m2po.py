@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from relax_core.algorithms.algorithm import PolicyTokens
+from relax_core.algorithms.algorithm import CORRECTION_SETTINGS, PolicyTokens
 from relax_core.algorithms.builtin.grpo import GRPO
 from relax_core.algorithms.clipping import Clipped
 from relax_core.algorithms.ratio import bounded_ratio
@@ -50,8 +50,7 @@ M2PO = replace(
     policy_loss=second_moment_loss,
     batch_columns=kept_tokens,
     default_reduction="token_mean",
-    settings=GRPO.settings
-    - {"clip_low", "clip_high", "dual_clip", "correction", "correction_low", "correction_high"}
+    settings=GRPO.settings - CORRECTION_SETTINGS - {"clip_low", "clip_high", "dual_clip"}
     | {"second_moment_limit"},
     ratio_to="rollout",
     needs_scores=True,
