@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from relax_core.device import get_device, initialise, seed_all, shutdown
-from relax_core.model import LoadBalance, Qwen35Config, build_model
+from relax_core.model import LoadBalance, MtpConfig, Qwen35Config, build_model
 from relax_core.packing import PackedLayout
 
 EXPERTS, TOP_K = 6, 2
@@ -123,10 +123,14 @@ def step_of_a_model(config, recompute, mtp=None):
     seed_all(get_device("cpu"), 2)
     model = build_model(Qwen35Config.from_hf(config), recompute=recompute, mtp=mtp).double()
     model.train()
+    torch.manual_seed(3)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "router" in name:
                 parameter.copy_(torch.randn_like(parameter) * 0.3)
+        # Draft layers of the same weights, however many.
+        for layer in model.mtp.layers[1:] if model.mtp_depths else ():
+            layer.load_state_dict(model.mtp.layers[0].state_dict())
     batches = [((5, 9), torch.arange(14) * 7 % 96), ((3, 1), torch.arange(4) * 5 % 96)]
     balance = LoadBalance.of(
         Qwen35Config.from_hf(config), [5, 9, 3, 1], depths=model.mtp_depths, coefficient=0.5, device="cpu"
@@ -135,13 +139,16 @@ def step_of_a_model(config, recompute, mtp=None):
     def forward(lengths, tokens_T):
         layout = PackedLayout.build(lengths)
         hidden_TD = model(tokens_T, layout, balance=balance)
-        drafts = model.mtp_hidden(hidden_TD, [layout.shift(tokens_T, 1)], layout, balance=balance)
+        ahead_T = [layout.shift(tokens_T, depth + 1) for depth in range(model.mtp_depths)]
+        drafts = model.mtp_hidden(hidden_TD, ahead_T, layout, balance=balance)
         return sum((0 * one).sum() for one in (hidden_TD, *drafts))
 
     with torch.no_grad():
         for batch in batches:
             forward(*batch)
     balance.fix_frequencies()
+    # Every token that counts at a layer was counted there, once for each expert it chose.
+    assert all(float(share_E.sum()) == pytest.approx(1) for share_E in balance.frequency.values())
     # Both forward passes first, as a pipeline does: what is computed again belongs to the earlier one.
     losses = [forward(*batch) for batch in batches]
     for loss in losses:
@@ -159,6 +166,17 @@ def test_recompute_counts_nothing_twice(moe_config_of, recompute):
     assert recomputed.keys() == gradients.keys()
     for name, gradient in gradients.items():
         torch.testing.assert_close(recomputed[name], gradient, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_a_repeated_draft_layer_counts_as_several_of_its_weights_do(moe_config_of, recompute):
+    metrics, gradients = step_of_a_model(moe_config_of(mtp_num_hidden_layers=3), recompute)
+    repeated = MtpConfig(repeated=3)
+    again, shared = step_of_a_model(moe_config_of(mtp_num_hidden_layers=1), recompute, repeated)
+    assert again == metrics
+    name = "mtp.layers.{}.transformer_layer.mlp.router.weight"
+    wanted = sum(gradients[name.format(depth)] for depth in range(3))
+    torch.testing.assert_close(shared[name.format(0)], wanted, rtol=1e-9, atol=1e-12)
 
 
 def test_the_draft_layers_balance_moves_nothing_but_them(moe_config_of):

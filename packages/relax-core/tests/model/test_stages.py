@@ -102,7 +102,8 @@ def test_a_refusal_names_the_sizes_and_a_way():
     with pytest.raises(
         ValueError,
         match=r"6 layers cannot be cut into pipeline 4 x pipeline_chunks 1 = 4 pieces of one size; "
-        r"set pipeline to 3 or 6, or first_stage_layers to 1 and last_stage_layers to 1 \(the others have 2\)",
+        r"set pipeline to 3 or 6, or first_stage_layers to 1 and "
+        r"last_stage_layers to 1 \(the others have 2\)",
     ):
         stage_layers(6, ParallelConfig(pipeline=4))
     with pytest.raises(ValueError, match=r"= 2 pieces with first_stage_layers 3 and last_stage_layers 2"):

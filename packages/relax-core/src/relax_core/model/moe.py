@@ -38,15 +38,15 @@ class MixtureOfExperts(MegatronModule):  # type: ignore[misc]
 
     def forward(self, hidden_T1D: torch.Tensor, **_: Any) -> tuple[torch.Tensor, None]:
         """[T, 1, D] -> ([T, 1, D], no bias)."""
-        # Bound now: when this is computed again, other micro-batches may have passed.
-        routing = self.routing
+        # Bound now: when this is computed again, other micro-batches and depths may have passed.
+        routing, place = self.routing, self.place
 
         def feed_forward(hidden_T1D: torch.Tensor) -> torch.Tensor:
             x_TD = hidden_T1D.squeeze(1)
             logits_TE = self.router(x_TD)
             weight_TK, expert_TK = router_topk(logits_TE, top_k=self.config.moe_router_topk)
             if routing is not None:
-                weight_TK = routing.record(self.place, logits_TE, expert_TK, weight_TK)
+                weight_TK = routing.record(place, logits_TE, expert_TK, weight_TK)
             routed_TD = self.experts(x_TD, weight_TK, expert_TK)
             shared_T1D, _bias = self.shared_experts(hidden_T1D)
             return cast(torch.Tensor, shared_T1D + routed_TD.unsqueeze(1))
@@ -58,20 +58,18 @@ class RoutedLayer(TransformerLayer):  # type: ignore[misc]
     """A transformer layer whose feed-forward is a mixture of experts.
 
     Megatron hands a layer's context to its token mixer alone; this hands the routing record on as well.
-
-    Args:
-        ahead: 0 in the trunk, k + 1 in draft depth k.
     """
 
-    def __init__(self, *args: Any, ahead: int = 0, **options: Any) -> None:
+    def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        # Behind the last pipeline stage, Megatron counts draft layers on from the trunk's.
-        self.mlp.place = (ahead, ahead or self.layer_number)
         # The feed-forward does that itself, with the record of its own micro-batch.
         self.recompute_mlp = False
 
     def forward(self, *args: Any, **options: Any) -> Any:
         """Megatron's forward pass of a layer."""
         context = options.get("packed_seq_params")
-        self.mlp.routing = context.routing if isinstance(context, PackedContext) else None
+        if isinstance(context, PackedContext):
+            self.mlp.routing = context.routing
+            # Behind the last pipeline stage, Megatron counts draft layers on from the trunk's.
+            self.mlp.place = (context.ahead, context.ahead or self.layer_number)
         return super().forward(*args, **options)

@@ -18,6 +18,7 @@ layer at the positions of the hidden state:
         follow; `MultiTokenPredictionLayer` joins (embedding, hidden).
 """
 
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -60,7 +61,7 @@ class DraftLayer(MegatronModule):  # type: ignore[misc]
             tp_group=self.tp_group,
         )
         self.transformer_layer = build_module(
-            layer_spec(model, "full_attention", ahead=depth + 1),
+            layer_spec(model, "full_attention"),
             config=config,
             layer_number=depth + 1,
             pg_collection=pg_collection,
@@ -131,7 +132,7 @@ class MultiTokenPrediction(MegatronModule):  # type: ignore[misc]
         hidden = []
         for depth, embedding_T1D in enumerate(embeddings_T1D):
             layer = self.layers[depth % len(self.layers)]
-            hidden_T1D = layer(embedding_T1D, hidden_T1D, context)
+            hidden_T1D = layer(embedding_T1D, hidden_T1D, replace(context, ahead=depth + 1))
             hidden.append(hidden_T1D)
         return hidden
 

@@ -18,6 +18,8 @@ from relax_core.packing import PackedLayout
 class PackedContext(PackedSeqParams):  # type: ignore[misc]
     """Layout, rotary angles and the routing record of one micro-batch.
 
+    `ahead` is 0 in the trunk and k + 1 in draft depth k, whichever layer serves it.
+
     A `PackedSeqParams` so that Megatron's `TransformerBlock` passes it on, also when it recomputes a layer.
     """
 
@@ -25,6 +27,7 @@ class PackedContext(PackedSeqParams):  # type: ignore[misc]
     cos_TR: torch.Tensor | None = None
     sin_TR: torch.Tensor | None = None
     routing: RoutingPass | None = None
+    ahead: int = 0
 
     @classmethod
     def build(

@@ -18,17 +18,15 @@ from relax_core.model.norm import RMSNorm
 _MIXERS: dict[LayerType, type] = {"linear_attention": GatedDeltaNet, "full_attention": GatedAttention}
 
 
-def layer_spec(model: Qwen35Config, layer_type: LayerType, *, ahead: int = 0) -> ModuleSpec:
+def layer_spec(model: Qwen35Config, layer_type: LayerType) -> ModuleSpec:
     """A layer: norm, token mixer, residual, norm, feed-forward, residual.
 
     Args:
         model: sizes.
         layer_type: which token mixer.
-        ahead: 0 in the trunk, k + 1 in draft depth k.
     """
     return ModuleSpec(
         module=RoutedLayer if model.experts else TransformerLayer,
-        params={"ahead": ahead} if model.experts else {},
         submodules=TransformerLayerSubmodules(
             input_layernorm=RMSNorm,
             self_attention=ModuleSpec(module=_MIXERS[layer_type], params={"model": model}),
