@@ -78,7 +78,7 @@ class Pen:
         return self.add(op)
 
     def exchange(self, name: str, parts: tuple[Buffer, ...]) -> Buffer:
-        """Tokens for heads between context-parallel ranks, or back: copied to send, received, put in order."""
+        """Tokens for heads between context-parallel ranks, or back: copied, received, put in order."""
         total = sum(part.size for part in parts)
         ranks = self.local.context
         work = Work(moved=6 * total, sent=total * (ranks - 1) / ranks, over="context")
