@@ -1,13 +1,13 @@
 """Rules that span sections: each names the sections it reads and runs once those are valid by themselves."""
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 
 from pydantic import BaseModel
 
 from relax_core.algorithms.config import AlgorithmConfig
 from relax_core.cluster.config import ClusterConfig
 from relax_core.config.problems import Problem
+from relax_core.config.rules import RULES, Check
 from relax_core.data.config import DataConfig
 from relax_core.device.parallel import ParallelConfig
 from relax_core.loop.config import CriticConfig, EvalConfig, RewardConfig, RolloutConfig, SftConfig
@@ -15,14 +15,6 @@ from relax_core.loop.environments.config import EnvironmentConfig
 from relax_core.model.settings import ModelSettings
 from relax_core.run.config import RunConfig
 from relax_core.trainer.config import TrainerConfig
-
-
-@dataclass(frozen=True)
-class Check:
-    """A rule over some sections, in the order of the rule's arguments."""
-
-    sections: tuple[str, ...]
-    rule: Callable[..., Iterator[Problem]]
 
 
 def cross_problems(sections: Mapping[str, BaseModel]) -> list[Problem]:
@@ -254,6 +246,7 @@ def _critic_is_trained(critic: CriticConfig, algorithm: AlgorithmConfig, run: Ru
 
 
 CHECKS: tuple[Check, ...] = (
+    *RULES,
     Check(("trainer", "run"), _warmup_fits),
     Check(("algorithm", "rollout", "sft", "trainer"), _batch_can_be_split),
     Check(("algorithm", "rollout"), _group_gives_a_signal),

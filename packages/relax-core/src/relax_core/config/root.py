@@ -19,6 +19,7 @@ from relax_core.loop.config import (
     SftConfig,
 )
 from relax_core.loop.environments.config import EnvironmentConfig
+from relax_core.loop.sglang_config import SglangSettings
 from relax_core.model.mtp_config import MtpConfig
 from relax_core.model.settings import ModelSettings
 from relax_core.run.config import RunConfig
@@ -39,6 +40,7 @@ class RelaxConfig(Section):
     trainer: TrainerConfig = setting(TrainerConfig(), "The weight update.")
     rollout: RolloutConfig = setting(RolloutConfig(), "Sampling.")
     environment: EnvironmentConfig = setting(EnvironmentConfig(), "What answers the model's turns.")
+    sglang: SglangSettings = setting(SglangSettings(), "SGLang's servers.")
     reward: RewardConfig = setting(RewardConfig(), "Scoring.")
     eval: EvalConfig = setting(EvalConfig(), "Evaluation.")
     sft: SftConfig = setting(SftConfig(), "Supervised fine-tuning.")

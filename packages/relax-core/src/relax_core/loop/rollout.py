@@ -87,6 +87,9 @@ def engine_options(config: RelaxConfig, model: Path, device: str) -> dict[str, A
             "servers": rollout.servers,
             "urls": rollout.urls,
             "draft_tokens": rollout.draft_tokens,
+            "tensor_parallel": config.sglang.tensor,
+            "max_tokens": config.sglang.max_tokens,
+            "arguments": config.sglang.command_line,
         }
     return options
 

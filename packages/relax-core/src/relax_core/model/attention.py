@@ -21,6 +21,7 @@ from relax_kernels import output_gate, rotary
 
 from relax_core.model.config import Qwen35Config
 from relax_core.model.context import context_attention, context_choice
+from relax_core.model.fits import ranks_per_kv_head
 from relax_core.model.norm import RMSNorm
 from relax_core.model.packed import require_packed
 from relax_core.model.recompute import run
@@ -61,7 +62,7 @@ class GatedAttention(MegatronModule):  # type: ignore[misc]
         self.tp_group, self.cp_group = pg_collection.tp, pg_collection.cp
         self.context_way = context_choice(config).attention.way
         ranks = self.tp_group.size()
-        self.sharing = _ranks_per_kv_head(model, ranks)
+        self.sharing = ranks_per_kv_head(model, ranks)
         self.kv_heads = max(1, model.kv_heads // ranks)
         self.queries_per_kv = model.attention_heads // ranks // self.kv_heads
         self.head_dim = model.head_dim
@@ -156,23 +157,3 @@ def shared_blocks(rank: int, *, sharing: int, heads: int) -> list[int]:
     gates = [side + block for block in queries]
     key, value = 2 * side + share, 2 * side + sharing + share
     return [group * (2 * side + 2 * sharing) + block for block in (*queries, *gates, key, value)]
-
-
-def _ranks_per_kv_head(model: Qwen35Config, ranks: int) -> int:
-    """Tensor-parallel ranks that share one key/value head.
-
-    Raises:
-        ValueError: the heads cannot be spread over so many ranks.
-    """
-    spread = model.kv_heads % ranks == 0 or (
-        ranks % model.kv_heads == 0
-        and model.attention_heads % ranks == 0
-        and model.head_dim % (ranks // model.kv_heads) == 0
-    )
-    if not spread:
-        raise ValueError(
-            f"{model.attention_heads} query and {model.kv_heads} key/value heads of {model.head_dim} features"
-            f" do not spread over {ranks} tensor-parallel ranks; choose a tensor size that divides "
-            f"{model.kv_heads}, or a multiple of {model.kv_heads} that divides {model.attention_heads}"
-        )
-    return max(1, ranks // model.kv_heads)

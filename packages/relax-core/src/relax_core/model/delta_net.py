@@ -21,6 +21,7 @@ from megatron.core.transformer.utils import (
 from relax_core.model.arriving import arrived
 from relax_core.model.config import Qwen35Config
 from relax_core.model.context import DeltaHeads, context_choice, context_delta
+from relax_core.model.fits import check_delta_heads
 from relax_core.model.norm import GatedNorm, at_least_float32
 from relax_core.model.packed import require_packed
 from relax_core.model.recompute import run
@@ -60,11 +61,7 @@ class GatedDeltaNet(MegatronModule):  # type: ignore[misc]
         self.tp_group, self.cp_group = pg_collection.tp, pg_collection.cp
         self.context_way = context_choice(config).delta.way
         ranks = self.tp_group.size()
-        if model.delta_key_heads % ranks:
-            raise ValueError(
-                f"{model.delta_key_heads} key heads of the delta net cannot be split over {ranks} "
-                f"tensor-parallel ranks; choose a tensor size that divides {model.delta_key_heads}"
-            )
+        check_delta_heads(model, ranks)
         self.key_shape = (model.delta_key_heads // ranks, model.delta_key_dim)
         self.value_shape = (model.delta_value_heads // ranks, model.delta_value_dim)
         keys, values = self.key_shape[0] * self.key_shape[1], self.value_shape[0] * self.value_shape[1]

@@ -17,6 +17,7 @@ from relax_kernels import grouped_matmul, permute_tokens, sort_by_expert, swiglu
 
 from relax_core.model.arriving import arrived
 from relax_core.model.exchange import Exchange
+from relax_core.model.fits import check_expert_features, check_experts, check_routing
 from relax_core.model.sharding import split_rows
 
 
@@ -109,19 +110,6 @@ class _Weight(torch.nn.Module):
 
 
 def _check_sizes(experts: int, ffn: int, groups: ProcessGroupCollection, *, sequence: bool) -> None:
-    tensor, places, shares = groups.tp.size(), groups.ep.size(), groups.expt_tp.size()
-    if tensor > 1 and not sequence:
-        raise ValueError(
-            f"experts under tensor {tensor} need parallel.sequence true, so that each rank routes tokens of "
-            "its own; set it, or use tensor 1"
-        )
-    if experts % places:
-        raise ValueError(
-            f"{experts} experts cannot be split over {places} expert-parallel ranks; choose an expert size "
-            f"that divides {experts}"
-        )
-    if ffn % shares:
-        raise ValueError(
-            f"an expert's {ffn} features cannot be split over {shares} ranks; choose an expert_tensor size "
-            f"that divides {ffn}"
-        )
+    check_routing(groups.tp.size(), sequence=sequence)
+    check_experts(experts, groups.ep.size())
+    check_expert_features(ffn, groups.expt_tp.size())

@@ -1,0 +1,111 @@
+"""Rules of batches, rows and the ranks that they are spread over."""
+
+from collections.abc import Iterator
+
+from relax_core.algorithms.config import AlgorithmConfig
+from relax_core.cluster.config import ClusterConfig
+from relax_core.config.problems import Problem
+from relax_core.config.rules.rule import Check
+from relax_core.data.config import DataConfig
+from relax_core.device.parallel import ParallelConfig
+from relax_core.loop.config import RolloutConfig, SftConfig
+from relax_core.trainer.config import TrainerConfig
+
+
+def _the_budget_holds_the_longest_sample(
+    algorithm: AlgorithmConfig, data: DataConfig, rollout: RolloutConfig, trainer: TrainerConfig
+) -> Iterator[Problem]:
+    """A longer sample would go alone, and memory would have no bound that the settings name."""
+    longest = data.max_tokens or 0
+    made_of = f"data.max_tokens {longest}"
+    if algorithm.algorithm.loop == "rl":
+        longest += rollout.max_new_tokens
+        made_of += f" and rollout.max_new_tokens {rollout.max_new_tokens}"
+    if longest > trainer.micro_batch_tokens:
+        yield Problem(
+            ("trainer", "micro_batch_tokens"),
+            f"a sample may have {longest} tokens ({made_of}), more than a micro-batch is to hold",
+            given=str(trainer.micro_batch_tokens),
+            allowed=f"an integer, at least {longest}",
+            nearest=str(longest),
+        )
+
+
+def _every_replica_has_samples(
+    algorithm: AlgorithmConfig,
+    rollout: RolloutConfig,
+    sft: SftConfig,
+    trainer: TrainerConfig,
+    cluster: ClusterConfig,
+    parallel: ParallelConfig,
+) -> Iterator[Problem]:
+    """A data-parallel replica without a sample computes padding."""
+    rl = algorithm.algorithm.loop == "rl"
+    samples = rollout.prompts_per_step * rollout.samples_per_prompt if rl else sft.samples_per_step
+    each = samples // trainer.optimizer_steps_per_batch
+    replicas = max(1, cluster.trainer_ranks // parallel.model_size)
+    if each < replicas:
+        yield Problem(
+            ("cluster", "trainer_ranks"),
+            f"{replicas} replicas of the model share the {each} samples of an optimizer step: some would "
+            "have none",
+            given=str(cluster.trainer_ranks),
+            allowed=f"at most {max(1, each) * parallel.model_size}, or a larger batch",
+            nearest=str(max(1, each) * parallel.model_size),
+        )
+
+
+def _rows_are_longer_than_their_padding(
+    trainer: TrainerConfig, parallel: ParallelConfig
+) -> Iterator[Problem]:
+    """Rows are padded to what context- and tensor-parallel ranks divide them by."""
+    if trainer.micro_batch_tokens < parallel.row_multiple:
+        yield Problem(
+            ("trainer", "micro_batch_tokens"),
+            f"rows are padded to a multiple of {parallel.row_multiple} (2 x context {parallel.context} x "
+            f"tensor {parallel.tensor}): a row would be padding for the most part",
+            given=str(trainer.micro_batch_tokens),
+            allowed=f"an integer, at least {parallel.row_multiple}",
+            nearest=str(parallel.row_multiple),
+        )
+
+
+def _overlap_has_ranks(
+    trainer: TrainerConfig, cluster: ClusterConfig, parallel: ParallelConfig
+) -> Iterator[Problem]:
+    """With one replica on one context-parallel rank there is nothing to sum."""
+    sharing = cluster.trainer_ranks // (parallel.tensor * parallel.pipeline)
+    if trainer.overlap_grad_reduce and sharing <= 1:
+        yield Problem(
+            ("trainer", "overlap_grad_reduce"),
+            "no ranks share a gradient: there is nothing to sum while the backward pass runs",
+            given="true",
+            allowed="false, or more cluster.trainer_ranks",
+        )
+
+
+def _experts_spread_over_a_stage(cluster: ClusterConfig, parallel: ParallelConfig) -> Iterator[Problem]:
+    """The ranks of a pipeline stage are divided by those that hold a copy of the experts."""
+    if parallel.expert == 1:
+        return
+    stage = cluster.trainer_ranks // parallel.pipeline
+    copy = parallel.expert * (parallel.expert_tensor or parallel.tensor)
+    if stage % copy:
+        fitting = [size for size in range(1, stage + 1) if stage % (size * (copy // parallel.expert)) == 0]
+        yield Problem(
+            ("parallel", "expert"),
+            f"a pipeline stage has {stage} ranks, which do not divide by expert {parallel.expert} x "
+            f"expert_tensor {copy // parallel.expert} = {copy}",
+            given=str(parallel.expert),
+            allowed=", ".join(map(str, fitting)) or "1",
+            nearest=str(min(fitting, key=lambda size: abs(size - parallel.expert))) if fitting else None,
+        )
+
+
+RULES = (
+    Check(("algorithm", "data", "rollout", "trainer"), _the_budget_holds_the_longest_sample),
+    Check(("algorithm", "rollout", "sft", "trainer", "cluster", "parallel"), _every_replica_has_samples),
+    Check(("trainer", "parallel"), _rows_are_longer_than_their_padding),
+    Check(("trainer", "cluster", "parallel"), _overlap_has_ranks),
+    Check(("cluster", "parallel"), _experts_spread_over_a_stage),
+)

@@ -1,0 +1,161 @@
+"""Rules of the sampling engines and their servers."""
+
+from collections.abc import Iterator
+
+from relax_core.cluster.config import ClusterConfig
+from relax_core.config.problems import Problem
+from relax_core.config.rules.rule import Check
+from relax_core.loop.config import RolloutConfig
+from relax_core.loop.sglang_config import SglangSettings
+from relax_core.run.config import RunConfig
+
+
+def _server_settings_have_servers(rollout: RolloutConfig, sglang: SglangSettings) -> Iterator[Problem]:
+    """Settings of SGLang's servers do nothing in another engine, or for servers that run already."""
+    if rollout.engine == "sglang" and not rollout.urls:
+        return
+    why = (
+        "rollout.urls names servers that run already, with settings of their own"
+        if rollout.urls
+        else f"the engine {rollout.engine} has no servers"
+    )
+    for name, info in SglangSettings.model_fields.items():
+        given = getattr(sglang, name)
+        if given != info.default:
+            allowed = f"its default {info.default}, or rollout.engine sglang without rollout.urls"
+            yield Problem(("sglang", name), why, given=str(given), allowed=allowed)
+
+
+def _hybrid_models_keep_no_radix_cache_on_npu(
+    run: RunConfig, rollout: RolloutConfig, sglang: SglangSettings
+) -> Iterator[Problem]:
+    """On an NPU SGLang's prefix cache does not keep the recurrent states that a delta net goes on from."""
+    if run.device == "npu" and rollout.engine == "sglang" and not rollout.urls and sglang.radix_cache:
+        yield Problem(
+            ("sglang", "radix_cache"),
+            "on NPUs SGLang's prefix cache lacks the recurrent states of a hybrid model",
+            given="true",
+            allowed="false",
+        )
+
+
+def _attention_is_the_devices(run: RunConfig, sglang: SglangSettings) -> Iterator[Problem]:
+    """Ascend's attention runs on NPUs alone, and nothing else does there."""
+    ascend = sglang.attention == "ascend"
+    if sglang.attention is None or run.device == "auto" or ascend == (run.device == "npu"):
+        return
+    yield Problem(
+        ("sglang", "attention"),
+        f"{sglang.attention} does not run on {run.device}",
+        given=sglang.attention,
+        allowed="ascend" if run.device == "npu" else "null or another backend than ascend",
+        nearest="ascend" if run.device == "npu" else None,
+    )
+
+
+def _graphs_reach_the_largest_batch(rollout: RolloutConfig, sglang: SglangSettings) -> Iterator[Problem]:
+    """A batch without a recorded graph decodes several times slower."""
+    if sglang.graph_batches and max(sglang.graph_batches) < rollout.max_batch_size:
+        yield Problem(
+            ("sglang", "graph_batches"),
+            f"up to {rollout.max_batch_size} sequences decode together (rollout.max_batch_size), and the "
+            f"largest recorded batch has {max(sglang.graph_batches)}: larger ones run without a graph",
+            given=str(list(sglang.graph_batches)),
+            allowed=f"a largest of at least {rollout.max_batch_size}, or a smaller rollout.max_batch_size",
+            nearest=str([*sglang.graph_batches, rollout.max_batch_size]),
+        )
+
+
+def _graph_batches_ascend(sglang: SglangSettings) -> Iterator[Problem]:
+    """Batch sizes are positive and listed once, from the smallest on."""
+    given = sglang.graph_batches
+    if given and (min(given) < 1 or list(given) != sorted(set(given))):
+        yield Problem(
+            ("sglang", "graph_batches"),
+            "batch sizes of recorded graphs ascend, each once",
+            given=str(list(given)),
+            allowed="ascending positive integers",
+            nearest=str(sorted({size for size in given if size > 0})),
+        )
+
+
+def _every_sequence_has_a_state(rollout: RolloutConfig, sglang: SglangSettings) -> Iterator[Problem]:
+    """A sequence that is decoded holds a recurrent state."""
+    if sglang.states is not None and sglang.states < rollout.max_batch_size:
+        yield Problem(
+            ("sglang", "states"),
+            f"{rollout.max_batch_size} sequences are decoded together (rollout.max_batch_size), each with a "
+            "recurrent state",
+            given=str(sglang.states),
+            allowed=f"an integer, at least {rollout.max_batch_size}, or null",
+            nearest=str(rollout.max_batch_size),
+        )
+
+
+def _the_cache_holds_a_completion(rollout: RolloutConfig, sglang: SglangSettings) -> Iterator[Problem]:
+    """A sequence whose keys and values exceed the cache never ends."""
+    if sglang.max_tokens is not None and sglang.max_tokens <= rollout.max_new_tokens:
+        yield Problem(
+            ("sglang", "max_tokens"),
+            f"one completion may take {rollout.max_new_tokens} tokens and its prompt",
+            given=str(sglang.max_tokens),
+            allowed=f"an integer, above {rollout.max_new_tokens}, or null",
+        )
+
+
+def _one_server_an_engine_of_a_cluster(cluster: ClusterConfig, rollout: RolloutConfig) -> Iterator[Problem]:
+    """On Ray every engine starts one server on its own devices."""
+    if cluster.mode == "ray" and rollout.servers > 1:
+        yield Problem(
+            ("rollout", "servers"),
+            "on Ray each engine has devices of its own and starts one server there",
+            given=str(rollout.servers),
+            allowed=f"1, and cluster.engines {cluster.engines * rollout.servers}",
+            nearest="1",
+        )
+
+
+def _colocated_engines_have_devices(
+    cluster: ClusterConfig, rollout: RolloutConfig, sglang: SglangSettings, run: RunConfig
+) -> Iterator[Problem]:
+    """Engines that take turns with the trainer have no more devices than it has."""
+    devices = sglang.tensor if rollout.engine == "sglang" else 1
+    wanted = cluster.engines * devices
+    if cluster.placement == "colocate" and run.device != "cpu" and wanted > cluster.trainer_ranks:
+        fitting = cluster.trainer_ranks // devices
+        yield Problem(
+            ("cluster", "engines"),
+            f"{cluster.engines} engines of {devices} devices share those of {cluster.trainer_ranks} ranks",
+            given=str(cluster.engines),
+            allowed=f"at most {fitting}, or cluster.placement async"
+            if fitting
+            else "cluster.placement async",
+            nearest=str(fitting) if fitting else None,
+        )
+
+
+def _every_engine_has_prompts(cluster: ClusterConfig, rollout: RolloutConfig) -> Iterator[Problem]:
+    """The completions of a prompt stay on one engine."""
+    if cluster.engines > rollout.prompts_per_step:
+        yield Problem(
+            ("cluster", "engines"),
+            f"a step has {rollout.prompts_per_step} prompts, and the completions of one stay on one engine: "
+            "the others would idle",
+            given=str(cluster.engines),
+            allowed=f"at most {rollout.prompts_per_step}, or more rollout.prompts_per_step",
+            nearest=str(rollout.prompts_per_step),
+        )
+
+
+RULES = (
+    Check(("rollout", "sglang"), _server_settings_have_servers),
+    Check(("run", "rollout", "sglang"), _hybrid_models_keep_no_radix_cache_on_npu),
+    Check(("run", "sglang"), _attention_is_the_devices),
+    Check(("rollout", "sglang"), _graphs_reach_the_largest_batch),
+    Check(("sglang",), _graph_batches_ascend),
+    Check(("rollout", "sglang"), _every_sequence_has_a_state),
+    Check(("rollout", "sglang"), _the_cache_holds_a_completion),
+    Check(("cluster", "rollout"), _one_server_an_engine_of_a_cluster),
+    Check(("cluster", "rollout", "sglang", "run"), _colocated_engines_have_devices),
+    Check(("cluster", "rollout"), _every_engine_has_prompts),
+)

@@ -1,0 +1,173 @@
+"""`plan`: from settings, sizes and a table of devices to memory and time. No device is touched."""
+
+from collections.abc import Mapping
+from math import ceil
+from typing import Any
+
+from relax_core.config.root import RelaxConfig
+from relax_core.config.rules.shapes import shape_problems
+from relax_core.model.config import Qwen35Config
+from relax_core.plan.devices import DEFAULTS, DeviceSpec, device_spec
+from relax_core.plan.devices_used import devices_used, memory_problems
+from relax_core.plan.engine_memory import EnginePlan, plan_engine
+from relax_core.plan.engine_time import RolloutTime, rollout_time
+from relax_core.plan.result import Plan
+from relax_core.plan.shapes import model_facts
+from relax_core.plan.sizes import model_sizes, trained_model
+from relax_core.plan.trainer import TrainerPlan, plan_trainer
+from relax_core.plan.workload import Workload
+
+
+def plan(
+    config: RelaxConfig,
+    *,
+    recipe: str = "",
+    device: str | None = None,
+    facts: Mapping[str, Any] | None = None,
+    workload: Workload | None = None,
+) -> Plan:
+    """Memory and time of a run.
+
+    Args:
+        config: the resolved settings.
+        recipe: their name, for the plan's title.
+        device: name in the table of devices; None takes the usual one of `run.device`.
+        facts: the model's `config.json`; None looks at `model.path`.
+        workload: the samples; None assumes them from the settings.
+
+    Raises:
+        ValueError: there is no such device in the table.
+        UnknownModelError: the model's sizes cannot be found.
+        UnsupportedModelError: the model cannot be trained.
+    """
+    spec = device_spec(device or DEFAULTS.get(config.run.device, "h200"))
+    facts = model_facts(config.model.path) if facts is None else facts
+    found = Qwen35Config.from_hf(facts)
+    workload = workload or Workload.of(config)
+    model = trained_model(found, config)
+    total, active = model_sizes(model)
+    problems = [*shape_problems(config, found)]
+    trainer = engine = rollout = None
+    if not problems:
+        trainer = _trainer(config, model, spec, workload)
+        if workload.sequences:
+            engine = _engine(config, model, spec, workload)
+            rollout = _rollout(config, model, spec, workload, engine)
+    uses = devices_used(config, model, spec, trainer, engine) if trainer else ()
+    problems += memory_problems(config, spec, uses, engine, workload)
+    return Plan(
+        recipe=recipe,
+        model=config.model.path,
+        parameters=total,
+        active=active,
+        device=spec,
+        workload=workload,
+        trainer=trainer,
+        engine=engine,
+        rollout=rollout,
+        devices=uses,
+        phases=_phases(config, model, spec, workload, trainer, rollout) if trainer else {},
+        problems=tuple(problems),
+        notes=tuple(_notes(config, spec, workload, rollout)),
+    )
+
+
+def _trainer(config: RelaxConfig, model: Qwen35Config, device: DeviceSpec, workload: Workload) -> TrainerPlan:
+    return plan_trainer(
+        model,
+        config.parallel,
+        config.trainer,
+        config.mtp,
+        device,
+        ranks=config.cluster.trainer_ranks,
+        lengths=workload.lengths,
+        scored=workload.scored,
+        entropy=config.algorithm.algorithm.loop == "rl",
+    )
+
+
+def _engine(config: RelaxConfig, model: Qwen35Config, device: DeviceSpec, workload: Workload) -> EnginePlan:
+    embedded = config.rollout.engine != "sglang"
+    servers = 1 if embedded else config.rollout.servers
+    engines = config.cluster.engines * servers
+    rows = min(config.rollout.max_batch_size, ceil(workload.sequences / engines))
+    return plan_engine(
+        model,
+        device,
+        devices=1 if embedded else config.sglang.tensor,
+        rows=rows,
+        length=workload.prompt_tokens + (workload.longest if embedded else workload.new_tokens),
+        fraction=config.sglang.memory_fraction,
+        states=config.sglang.states,
+        max_tokens=config.sglang.max_tokens,
+        drafts=config.rollout.draft_tokens > 0,
+        embedded=embedded,
+    )
+
+
+def _rollout(
+    config: RelaxConfig, model: Qwen35Config, device: DeviceSpec, workload: Workload, engine: EnginePlan
+) -> RolloutTime | None:
+    if engine.rows < 1:
+        return None
+    return rollout_time(
+        model,
+        device,
+        engine,
+        engines=config.cluster.engines * config.rollout.servers,
+        sequences=workload.sequences,
+        prompts=workload.prompts,
+        prompt_length=workload.prompt_tokens,
+        new_tokens=workload.new_tokens,
+        longest=workload.longest,
+        draft_tokens=config.rollout.draft_tokens,
+    )
+
+
+def _phases(
+    config: RelaxConfig,
+    model: Qwen35Config,
+    device: DeviceSpec,
+    workload: Workload,
+    trainer: TrainerPlan,
+    rollout: RolloutTime | None,
+) -> dict[str, float]:
+    """Seconds of a step by phase; "step" is what passes in all."""
+    train = trainer.time.total * workload.optimizer_steps
+    score = 0.0
+    if workload.forwards:
+        passes = workload.optimizer_steps * workload.forwards
+        score = (trainer.time.forward.total * trainer.batch.micro_batches) * passes
+    if rollout is None:
+        return {"train": train, "score": score, "step": train + score}
+    total, _active = model_sizes(model)
+    # Whole tensors come together on every rank and pass to the engines: once over a link each.
+    update = 2 * total * 2 / (device.link * device.shares.link)
+    phases = {"sampling": rollout.total, "score": score, "train": train, "update": update}
+    beside = config.cluster.placement != "colocate"
+    hidden = max(rollout.total, score + train) if beside else rollout.total + score + train
+    return {**phases, "step": hidden + update}
+
+
+def _notes(
+    config: RelaxConfig, device: DeviceSpec, workload: Workload, rollout: RolloutTime | None
+) -> list[str]:
+    notes = [f"assumed: {words}" for words in workload.words]
+    if not device.shares.measured:
+        notes.append(
+            f"assumed: on {device.name} operators reach the shares of its rates that were measured on an H200"
+        )
+    notes.append("not reckoned: rewards, evaluation, checkpoints, reading data")
+    talk = rollout.speculation if rollout else None
+    if talk is not None:
+        asked = config.rollout.draft_tokens
+        verdict = f"{talk.speedup:.2f} times the tokens a second"
+        below = f"; it pays up to {talk.pays_below} rows an engine" if talk.pays_below else "; it never pays"
+        if asked:
+            notes.append(f"drafting {asked} tokens should give {verdict}{below}")
+            if talk.speedup < 1.05:
+                notes.append("advice: set rollout.draft_tokens to 0, drafting does not pay at this size")
+        else:
+            notes.append(f"without drafts; rollout.draft_tokens {talk.tokens} should give {verdict}{below}")
+        notes.append(f"assumed: {talk.acceptance:.0%} of drafts stand; a run measures it")
+    return notes
