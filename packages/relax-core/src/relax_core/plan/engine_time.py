@@ -171,4 +171,4 @@ def _share_of_weights(model: Qwen35Config, tokens: float) -> float:
     expert = 3 * model.hidden_size * model.ffn_size * model.experts * model.num_layers
     rest = (sample_cost(model).linear) - expert * model.experts_per_token / model.experts
     touched = 1 - (1 - model.experts_per_token / model.experts) ** tokens
-    return (rest + expert * touched) / (rest + expert)
+    return float((rest + expert * touched) / (rest + expert))

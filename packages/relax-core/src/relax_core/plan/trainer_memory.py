@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from relax_core.device.parallel import ParallelConfig
 from relax_core.model.stages import stage_layers
-from relax_core.model.stages import stage_layers
 from relax_core.plan.local import Local
 from relax_core.plan.parameters import Count, stage_parameters
 from relax_core.plan.stage import Stage
@@ -152,14 +151,10 @@ def _buffers(stage: Stage, flying: float) -> int:
 def stages(local: Local, **options: object) -> list[Stage]:
     """The pipeline stages of a model; a rank with several pieces of the layers counts as one stage."""
     parallel, kinds = local.parallel, local.model.layer_types
-    cut = stage_layers(len(kinds), parallel)
-    return [
-        Stage(
-            local,
-            tuple(kinds[index] for piece in pieces for index in piece),
-            first=rank == 0,
-            last=rank == parallel.pipeline - 1,
-            **options,  # type: ignore[arg-type]
+    found = []
+    for rank, pieces in enumerate(stage_layers(len(kinds), parallel)):
+        own = tuple(kinds[layer] for piece in pieces for layer in piece)
+        found.append(
+            Stage(local, own, first=rank == 0, last=rank == parallel.pipeline - 1, **options)  # type: ignore[arg-type]
         )
-        for rank, pieces in enumerate(cut)
-    ]
+    return found
