@@ -4,7 +4,8 @@ import pytest
 import torch
 from relax_bridge.partition import GroupedSplit
 from relax_core.model import Qwen35Config
-from relax_core.model.attention import _ranks_per_kv_head, shared_blocks
+from relax_core.model.attention import shared_blocks
+from relax_core.model.fits import ranks_per_kv_head
 
 
 def test_eight_ranks_share_two_heads_as_the_bridge_cuts_them():
@@ -23,11 +24,11 @@ def test_eight_ranks_share_two_heads_as_the_bridge_cuts_them():
 @pytest.mark.parametrize(("ranks", "sharing"), [(1, 1), (2, 1), (4, 2), (8, 4)])
 def test_ranks_divide_the_heads_or_share_them(config_of, ranks, sharing):
     model = Qwen35Config.from_hf(config_of(num_attention_heads=8, num_key_value_heads=2))
-    assert _ranks_per_kv_head(model, ranks) == sharing
+    assert ranks_per_kv_head(model, ranks) == sharing
 
 
 @pytest.mark.parametrize("ranks", [3, 6, 16])
 def test_other_numbers_of_ranks_are_refused(config_of, ranks):
     model = Qwen35Config.from_hf(config_of(num_attention_heads=8, num_key_value_heads=2))
     with pytest.raises(ValueError, match=f"do not spread over {ranks} .* a multiple of 2 that divides 8"):
-        _ranks_per_kv_head(model, ranks)
+        ranks_per_kv_head(model, ranks)

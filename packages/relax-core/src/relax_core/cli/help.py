@@ -68,7 +68,11 @@ def _field(
     bounded = f" {allowed[0].upper()}{allowed[1:]}." if ", " in allowed else ""
     yield f"  {_strong(f'--{row.name}', bold)} {row.kind}   ({default})"
     yield from textwrap.wrap(
-        row.doc + bounded, width=max(40, width - 1), initial_indent=" " * 6, subsequent_indent=" " * 6
+        row.doc + bounded,
+        width=max(40, width - 1),
+        initial_indent=" " * 6,
+        subsequent_indent=" " * 6,
+        break_on_hyphens=False,
     )
 
 
