@@ -6,7 +6,8 @@ from relax_kernels.contract import Backend, Call
 from relax_kernels.cu_seqlens import CuSeqlens
 from relax_kernels.errors import BackendUnavailable, InvalidInput, NoBackend
 from relax_kernels.explanation import explain
-from relax_kernels.ops.adam import adamw_step
+from relax_kernels.ops.adam import adamw_step, adamw_steps
+from relax_kernels.ops.adam_shards import AdamShard, AdamShards
 from relax_kernels.ops.attention import attention
 from relax_kernels.ops.conv import causal_conv1d, causal_conv1d_step
 from relax_kernels.ops.delta_gates import delta_gates
@@ -29,7 +30,11 @@ from relax_kernels.split_float import join_float32, split_float32
 
 __version__ = version("relax-kernels")
 
+from relax_kernels.upload import upload
+
 __all__ = [
+    "AdamShard",
+    "AdamShards",
     "Backend",
     "BackendUnavailable",
     "Call",
@@ -41,6 +46,7 @@ __all__ = [
     "Permutation",
     "Routing",
     "adamw_step",
+    "adamw_steps",
     "add_rms_norm",
     "attention",
     "backends",
@@ -65,4 +71,5 @@ __all__ = [
     "split_float32",
     "swiglu",
     "unpermute_tokens",
+    "upload",
 ]

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from relax_kernels.errors import InvalidInput
+from relax_kernels.upload import upload
 
 Table = TypeVar("Table")
 MOST_TOKENS = 2**31 - 1
@@ -127,7 +128,7 @@ def _whole(what: str, values: Iterable[int]) -> tuple[int, ...]:
 
 
 def _as_tensor(values: object, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
-    return torch.as_tensor(np.asarray(values, dtype=np.int64)).to(device=device, dtype=dtype)
+    return upload(torch.as_tensor(np.asarray(values, dtype=np.int64)).to(dtype), device)
 
 
 def _short(values: tuple[int, ...]) -> str:

@@ -25,6 +25,7 @@ from relax_kernels.registry import Explanation, explain_call
 
 CALLS: dict[str, Callable[..., Call]] = {
     "adamw_step": adam.adamw_step_call,
+    "adamw_steps": adam.adamw_steps_call,
     "gated_delta_rule": delta_rule.delta_rule_call,
     "gated_delta_rule_step": delta_rule.delta_rule_step_call,
     "delta_gates": delta_gates.delta_gates_call,

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from relax_kernels import CuSeqlens, join_float32, sort_by_expert
+from relax_kernels import AdamShard, AdamShards, CuSeqlens, join_float32, sort_by_expert
 from relax_kernels.testing import Target, assert_near, grads_of
 from relax_kernels.testing.adam_cases import OPTIONS
 from relax_kernels.torch_backend import backend as torch_backend
@@ -64,6 +64,7 @@ def calls() -> dict[str, tuple[tuple[torch.Tensor | None, ...], dict[str, Any]]]
             (*(x.bfloat16() for x in (*adam, square)), rest.to(torch.int16)),
             {"step": 3, "grad_scale": 0.5, "seed": 2**32 - 5, "first": 2**32 + 77, **OPTIONS},
         ),
+        "adamw_steps": ((adam_shards(),), {"step": 3, "grad_scale": 0.5, **OPTIONS}),
         "gated_delta_rule": (
             (*heads, g, beta),
             {**rule, "initial_state_NUKV": normal(4, 4, 32, 16, seed=6)},
@@ -103,13 +104,25 @@ def calls() -> dict[str, tuple[tuple[torch.Tensor | None, ...], dict[str, Any]]]
     }
 
 
+def adam_shards() -> AdamShards:
+    shards = []
+    for seed, size in enumerate((5000, 0, 1, 4097)):
+        weight, grad, mean = (TARGET.normal(size, seed=10 * seed + n).detach().bfloat16() for n in range(3))
+        rest = (torch.arange(size) % 3000 * 20 - 30000).to(torch.int16)
+        shards.append(AdamShard(weight, grad, mean, mean.square(), rest, seed=seed, first=2**31 + seed))
+    return AdamShards(shards)
+
+
 def results(function: Callable[..., Any], tensors: Any, options: dict[str, Any]) -> list[torch.Tensor | None]:
+    if isinstance(tensors[0], AdamShards):
+        function(
+            copy := AdamShards(shard._replace(**clones(shard)) for shard in tensors[0].shards), **options
+        )
+        return [state for shard in copy.shards for state in states(*shard[:5])]
     tensors = tuple(x.clone() if isinstance(x, torch.Tensor) and not x.requires_grad else x for x in tensors)
     result = function(*tensors, **options)
     if result is None:
-        # It changes its tensors; the weight's two halves are compared as one number.
-        weight, grad, mean, square, rest = tensors
-        return [join_float32(weight, rest), grad, mean, square]
+        return states(*tensors)
     outputs = result if isinstance(result, tuple) else (result,)
     extra = [x for x in options.values() if isinstance(x, torch.Tensor)]
     wanted = [x for x in (*tensors, *extra) if isinstance(x, torch.Tensor) and x.requires_grad]
@@ -117,6 +130,17 @@ def results(function: Callable[..., Any], tensors: Any, options: dict[str, Any])
         return list(outputs)
     smooth = [x for x in outputs if x is not None and x.requires_grad]
     return [*outputs, *grads_of(smooth, wanted)]
+
+
+def clones(shard: AdamShard) -> dict[str, torch.Tensor]:
+    return {name: x.clone() for name, x in shard._asdict().items() if isinstance(x, torch.Tensor)}
+
+
+def states(
+    weight: torch.Tensor, grad: torch.Tensor, mean: torch.Tensor, square: torch.Tensor, rest: torch.Tensor
+) -> list[torch.Tensor]:
+    """What AdamW changes, and the gradient; the weight's two halves are compared as one number."""
+    return [join_float32(weight, rest), grad, mean, square]
 
 
 def main() -> None:

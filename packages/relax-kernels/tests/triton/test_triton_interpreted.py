@@ -9,6 +9,7 @@ import pytest
 
 OPERATORS = (
     "adamw_step",
+    "adamw_steps",
     "gated_delta_rule",
     "causal_conv1d",
     "rms_norm",

@@ -8,7 +8,7 @@ from typing import cast
 
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
-from relax_kernels import rotary_cos_sin
+from relax_kernels import rotary_cos_sin, upload
 
 from relax_core.model.balance import RoutingPass
 from relax_core.packing import PackedLayout
@@ -40,7 +40,7 @@ class PackedContext(PackedSeqParams):  # type: ignore[misc]
         routing: RoutingPass | None = None,
     ) -> "PackedContext":
         """The context of `layout`; the angles of this rank's part are float32 [T, rotary_dim] on `device`."""
-        positions_T = layout.local(layout.position_ids_T).to(device)
+        positions_T = upload(layout.local(layout.position_ids_T), device)
         cos_TR, sin_TR = rotary_cos_sin(positions_T, dim=rotary_dim, base=rope_base)
         return cls(qkv_format="thd", layout=layout, cos_TR=cos_TR, sin_TR=sin_TR, routing=routing)
 

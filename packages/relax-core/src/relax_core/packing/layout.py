@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from relax_kernels import CuSeqlens
+from relax_kernels import CuSeqlens, upload
 from torch import Tensor
 
 from relax_core.packing.zigzag import zigzag_index
@@ -131,7 +131,7 @@ class PackedLayout:
         """This rank's part of a whole row [T, ...], on its device; the row itself if the rank is alone."""
         if self.context_size == 1:
             return x_T
-        index_T = self.table(("local", x_T.device), lambda: self.local_index_T.to(x_T.device))
+        index_T = self.table(("local", x_T.device), lambda: upload(self.local_index_T, x_T.device))
         return x_T[index_T]
 
     def table(self, key: tuple[object, ...], build: Callable[[], Table]) -> Table:
@@ -158,7 +158,7 @@ class PackedLayout:
             without_T = torch.from_numpy(self._last_positions(distance))
             valid_T[without_T] = False
             index_T[without_T] = 0
-            return index_T.to(device), valid_T.to(device)
+            return upload(index_T, device), upload(valid_T, device)
 
         return self.table(("ahead", distance, torch.device(device)), build)
 

@@ -130,12 +130,12 @@ class _Recording(Training):
 
     gradients: list[dict[str, Tensor]]
 
-    def step(self) -> tuple[float, float]:
+    def step(self, grad_norm: float) -> float:
         """As `Training.step`, after the gradients were gathered."""
         for chunk in self.chunks:
             _complete(chunk)
         self.gradients.append(self._collect())  # type: ignore[attr-defined]
-        return super().step()
+        return super().step(grad_norm)
 
 
 def _gradient(parameter: Any) -> Tensor | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
-from relax_kernels import adamw_step, join_float32, split_float32
+from relax_kernels import AdamShard, AdamShards, adamw_steps, join_float32, split_float32
 from torch import Tensor
 
 _MASTER = "master_param"
@@ -50,6 +50,7 @@ class Adam(torch.optim.Optimizer):
         self.param_groups = [{**group, "step": group.get("step", 0)} for group in groups]
         self.places = places
         self.grad_scale = 1.0
+        self._known: dict[int, tuple[list[int], list[AdamShards]]] = {}
         for group in self.param_groups:
             for parameter in group["params"]:
                 # A weight that is float32 itself is its own master.
@@ -63,16 +64,11 @@ class Adam(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         """One step on `decoupled_grad` of every parameter, where Megatron puts the gradient."""
-        for group in self.param_groups:
+        for number, group in enumerate(self.param_groups):
             group["step"] += 1
-            for parameter in group["params"]:
-                state = self.state[parameter]
-                adamw_step(
-                    parameter.detach(),
-                    parameter.decoupled_grad,
-                    state["exp_avg"],
-                    state["exp_avg_sq"],
-                    state[_MASTER] if _split(parameter) else None,
+            for shards in self._shards(number):
+                adamw_steps(
+                    shards,
                     step=group["step"],
                     lr=group["lr"],
                     beta1=group["betas"][0],
@@ -80,10 +76,32 @@ class Adam(torch.optim.Optimizer):
                     eps=group["eps"],
                     weight_decay=group["weight_decay"],
                     grad_scale=self.grad_scale,
-                    seed=self.places[parameter].seed,
-                    first=self.places[parameter].first,
                 )
         self.grad_scale = 1.0
+
+    def _shards(self, number: int) -> list[AdamShards]:
+        """What one group updates, by dtype; put together again only if tensors lie elsewhere than before."""
+        shards = [self._shard(parameter) for parameter in self.param_groups[number]["params"]]
+        addresses = [tensor.data_ptr() for shard in shards for tensor in shard.tensors]
+        known = self._known.get(number)
+        if known is None or known[0] != addresses:
+            kinds: dict[torch.dtype, list[AdamShard]] = {shard.weight_N.dtype: [] for shard in shards}
+            for shard in shards:
+                kinds[shard.weight_N.dtype].append(shard)
+            known = self._known[number] = addresses, [AdamShards(kind) for kind in kinds.values()]
+        return known[1]
+
+    def _shard(self, parameter: Tensor) -> AdamShard:
+        state, place = self.state[parameter], self.places[parameter]
+        return AdamShard(
+            parameter.detach(),
+            cast(Tensor, parameter.decoupled_grad),  # type: ignore[attr-defined]
+            state["exp_avg"],
+            state["exp_avg_sq"],
+            state[_MASTER] if _split(parameter) else None,
+            place.seed,
+            place.first,
+        )
 
     def get_unscaled_state(self, parameter: Tensor, name: str) -> Tensor:
         """A state in float32; `master_param` is the float32 weight (called by Megatron to save)."""

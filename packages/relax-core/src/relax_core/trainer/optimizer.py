@@ -18,6 +18,7 @@ from torch import nn
 
 from relax_core.trainer.adam import Adam, shard_places
 from relax_core.trainer.config import TrainerConfig
+from relax_core.trainer.weight_gradients import fuse_weight_gradients
 
 
 class NonFiniteGradientError(ValueError):
@@ -53,15 +54,15 @@ class Training:
         """Completes gradients over ranks, where no schedule of Megatron's did."""
         finalize_model_grads(list(self.chunks))
 
-    def step(self) -> tuple[float, float]:
-        """Applies the accumulated gradients. Returns (gradient norm before clipping, learning rate used).
+    def step(self, grad_norm: float) -> float:
+        """Applies the accumulated gradients. Returns the learning rate used.
+
+        Args:
+            grad_norm: what `grad_norm` gave for them.
 
         Raises:
             NonFiniteGradientError: the norm is inf or NaN; neither weights nor schedule have moved.
         """
-        # Megatron looks for inf and NaN only where it scales the loss, as float16 would need.
-        self.optimizer.prepare_grads()
-        grad_norm = self._grad_norm()
         if not math.isfinite(grad_norm):
             raise NonFiniteGradientError(
                 f"the gradient norm is {grad_norm}: the optimizer step was not taken, and the last "
@@ -73,7 +74,7 @@ class Training:
         for adam in self.adams:
             adam.grad_scale = limit / grad_norm if 0 < limit < grad_norm else 1.0
         self.optimizer.step_with_ready_grads()
-        return grad_norm, float(self.scheduler.get_lr({}))
+        return float(self.scheduler.get_lr({}))
 
     @property
     def adams(self) -> list[Adam]:
@@ -81,8 +82,11 @@ class Training:
         inner = [getattr(one, "optimizer", None) for one in self.optimizer.chained_optimizers]
         return [adam for adam in inner if isinstance(adam, Adam)]
 
-    def _grad_norm(self) -> float:
-        """Norm of the whole model's gradient; weights that several ranks hold count once."""
+    def grad_norm(self) -> torch.Tensor:
+        """Norm of the whole model's gradient before clipping, float64; weights that several ranks hold count
+        once."""
+        # Megatron looks for inf and NaN only where it scales the loss, as float16 would need.
+        self.optimizer.prepare_grads()
         squares = []
         for one in self.optimizer.chained_optimizers:
             grads = one.get_main_grads_for_grad_norm()
@@ -94,7 +98,7 @@ class Training:
             square = torch.stack(norms).double().square().sum()
             dist.all_reduce(square, group=one.get_grad_stats_parallel_group())
             squares.append(square)
-        return math.sqrt(float(sum(squares)))
+        return torch.stack(squares).sum().sqrt()
 
 
 def make_trainable(chunks: Sequence[Any], config: TrainerConfig, *, optimizer_steps: int) -> Training:
@@ -169,7 +173,9 @@ def _wrap(chunk: Any, config: TrainerConfig) -> DistributedDataParallel:
         overlap_grad_reduce=config.overlap_grad_reduce,
         overlap_param_gather=config.overlap_param_gather,
     )
-    return DistributedDataParallel(chunk.config, settings, chunk)
+    wrapped = DistributedDataParallel(chunk.config, settings, chunk)
+    fuse_weight_gradients(chunk)
+    return wrapped
 
 
 def _finalize_without_scaling(model: list[nn.Module], num_tokens: Any = None, **groups: Any) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
+from relax_kernels import upload
 from torch import Tensor
 
 from relax_core.packing import PackedLayout
@@ -126,12 +127,12 @@ class MicroBatch:
         return cls(
             layout=layout,
             members=tuple(members),
-            tokens_T=layout.local(row.tokens_T).to(device),
-            scored_S=scored_S.to(device),
-            targets_S=row.tokens_T[predicted_S].to(device),
+            tokens_T=upload(layout.local(row.tokens_T), device),
+            scored_S=upload(scored_S, device),
+            targets_S=upload(row.tokens_T[predicted_S], device),
             columns_S={
-                name: layout.pack([s.columns[name] for s in chosen], dtype=torch.float32)[predicted_S].to(
-                    device
+                name: upload(
+                    layout.pack([s.columns[name] for s in chosen], dtype=torch.float32)[predicted_S], device
                 )
                 if members
                 else torch.zeros(0, device=device)
@@ -141,7 +142,7 @@ class MicroBatch:
             sequence_S=layout.sample_ids_T[predicted_S].to(device),
             predicted_S=predicted_S,
             row_places_T=(
-                zigzag_order(layout.padded_total, context_size).to(device)
+                upload(zigzag_order(layout.padded_total, context_size), device)
                 if context_size > 1 and draft_depths
                 else None
             ),
@@ -185,9 +186,9 @@ class _Row:
     def draft(self, depth: int, device: torch.device) -> Draft:
         positions_P, ahead_P, weights_P = self.targets(depth + 2)
         return Draft(
-            tokens_T=self.layout.local(self.layout.shift(self.tokens_T, depth + 1)).to(device),
-            positions_P=positions_P.to(device),
-            targets_P=self.tokens_T[ahead_P].to(device),
-            weights_P=weights_P.to(device),
-            trunk_P=(ahead_P - 1).to(device),
+            tokens_T=upload(self.layout.local(self.layout.shift(self.tokens_T, depth + 1)), device),
+            positions_P=upload(positions_P, device),
+            targets_P=upload(self.tokens_T[ahead_P], device),
+            weights_P=upload(weights_P, device),
+            trunk_P=upload(ahead_P - 1, device),
         )

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from megatron.core.pipeline_parallel import get_forward_backward_func
+from relax_kernels import upload
 from torch import Tensor
 
 from relax_core.algorithms import Sequences
@@ -99,7 +100,7 @@ class Trainer:
             scored = chunks[-1].token_logprobs(
                 hidden_TD[batch.scored_S], batch.targets_S, temperature=temperature
             )
-            places_S = _places(batch, starts)[batch.predicted_S].to(self.device)
+            places_S = upload(_places(batch, starts)[batch.predicted_S], self.device)
             found.index_copy_(0, places_S, scored.logprob_T.float())
             return hidden_TD.new_zeros(()), torch.zeros((), dtype=torch.int), {}
 
@@ -140,9 +141,11 @@ class Trainer:
         )
         if self.mtp.only:
             self.training.reduce()
+        norm = self.training.grad_norm()
         # Read before the weights move: the host need not wait for that, and begins the next step meanwhile.
         values = total_metrics(reports, self.ranks) | (balance.metrics() if balance else {})
-        grad_norm, lr = self.training.step()
+        grad_norm = float(norm)
+        lr = self.training.step(grad_norm)
         return StepMetrics(
             {**values, "grad_norm": grad_norm, "lr": lr}, tokens=sum(len(s.tokens_L) for s in samples)
         )

@@ -1,4 +1,4 @@
-"""AdamW on one tensor, in place, with a float32 weight that may be kept as bfloat16 and 16 more bits.
+"""AdamW on one tensor or many, in place, with a float32 weight that may be kept as bfloat16 and 16 more bits.
 
 N elements.
 """
@@ -11,9 +11,8 @@ import torch
 
 from relax_kernels.check import Checker
 from relax_kernels.contract import Call
+from relax_kernels.ops.adam_shards import AdamShard, AdamShards, check_shard
 from relax_kernels.registry import implementation
-
-_STATES = (torch.float32, torch.bfloat16)
 
 
 def adamw_step(
@@ -108,26 +107,6 @@ def adamw_step_call(
 ) -> Call:
     """Check the inputs of `adamw_step` and describe the call."""
     check = Checker("adamw_step")
-    whole = (torch.float32, torch.float64)
-    check.tensor("weight_N", weight_N, "N", dtypes=whole if rest_N is None else (torch.bfloat16,))
-    states = _STATES if weight_N.dtype in _STATES else (*_STATES, weight_N.dtype)
-    check.tensor("grad_N", grad_N, "N", dtypes=states)
-    check.tensor("mean_N", mean_N, "N", dtypes=states)
-    check.tensor("square_N", square_N, "N", same_dtype_as=mean_N)
-    tensors = [weight_N, grad_N, mean_N, square_N]
-    if rest_N is not None:
-        check.tensor("rest_N", rest_N, "N", dtypes=(torch.int16,))
-        tensors.append(rest_N)
-    check.require(all(x.is_contiguous() for x in tensors), "every tensor must be contiguous")
-    check.whole("step", step, 1)
-    for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
-        check.not_negative(name, value)
-    check.number("grad_scale", grad_scale)
-    for name, beta in (("beta1", beta1), ("beta2", beta2)):
-        check.number(name, beta)
-        check.require(0 <= beta < 1, f"{name} must be in [0, 1), given {beta}")
-    check.whole("seed", seed, 0, 2**32 - 1)
-    check.whole("first", first, 0)
     options: dict[str, Any] = {
         "step": step,
         "lr": lr,
@@ -136,8 +115,104 @@ def adamw_step_call(
         "eps": eps,
         "weight_decay": weight_decay,
         "grad_scale": grad_scale,
-        "seed": seed,
-        "first": first,
     }
+    tensors = check_shard(check, AdamShard(weight_N, grad_N, mean_N, square_N, rest_N, seed, first))
+    _check_numbers(check, **options)
     with torch.no_grad():
-        return check.call(tensors, options)
+        return check.call(tensors, {**options, "seed": seed, "first": first})
+
+
+def adamw_steps(
+    shards: AdamShards,
+    *,
+    step: int,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    grad_scale: float = 1.0,
+    backend: str | None = None,
+) -> None:
+    """`adamw_step` on many tensors, bit for bit, without a kernel launch or a check for each of them.
+
+    Args:
+        shards: the tensors.
+        step: number of this step, from 1.
+        lr: learning rate.
+        beta1: decay of the mean.
+        beta2: decay of the squares.
+        eps: added to the root.
+        weight_decay: decoupled.
+        grad_scale: factor of the gradient, for clipping.
+        backend: name of the backend to use; None lets the registry choose.
+
+    Raises:
+        InvalidInput: a number is out of its range.
+        NoBackend: no backend serves the call.
+    """
+    options: dict[str, Any] = {
+        "step": step,
+        "lr": lr,
+        "beta1": beta1,
+        "beta2": beta2,
+        "eps": eps,
+        "weight_decay": weight_decay,
+        "grad_scale": grad_scale,
+    }
+    call = adamw_steps_call(shards, **options)
+    with torch.no_grad():
+        implementation(call, backend)(shards, **options)
+
+
+def adamw_steps_call(
+    shards: AdamShards,
+    *,
+    step: int,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    grad_scale: float = 1.0,
+) -> Call:
+    """Check the inputs of `adamw_steps` and describe the call."""
+    check = Checker("adamw_steps")
+    check.require(
+        isinstance(shards, AdamShards),
+        f"shards must be an AdamShards (AdamShards([AdamShard(weight, ...), ...])), given "
+        f"{type(shards).__name__}",
+    )
+    options: dict[str, Any] = {
+        "step": step,
+        "lr": lr,
+        "beta1": beta1,
+        "beta2": beta2,
+        "eps": eps,
+        "weight_decay": weight_decay,
+        "grad_scale": grad_scale,
+    }
+    _check_numbers(check, **options)
+    check.bind("N", shards.elements, "shards")
+    with torch.no_grad():
+        return check.call([shards.shards[0].weight_N], options)
+
+
+def _check_numbers(
+    check: Checker,
+    *,
+    step: int,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    grad_scale: float,
+) -> None:
+    check.whole("step", step, 1)
+    for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
+        check.not_negative(name, value)
+    check.number("grad_scale", grad_scale)
+    for name, beta in (("beta1", beta1), ("beta2", beta2)):
+        check.number(name, beta)
+        check.require(0 <= beta < 1, f"{name} must be in [0, 1), given {beta}")

@@ -60,6 +60,10 @@ def cases() -> Iterator[Case]:
             yield _case(name, _Setting(queries=(65, 3), heads=heads, dtype=dtype))
     yield _case("float16", _Setting(dtype=torch.float16))
     yield _case("bfloat16-long", _Setting(queries=(1000,), dtype=torch.bfloat16))
+    # One length, for which a library may have a kernel of its own: round and not.
+    for queries in ((2048, 2048), (2049, 2049)):
+        setting = _Setting(queries=queries, heads=(2, 1, 256), dtype=torch.bfloat16, lse=False)
+        yield _case(f"one-length-{'.'.join(map(str, queries))}", setting)
 
 
 def _case(name: str, setting: _Setting) -> Case:

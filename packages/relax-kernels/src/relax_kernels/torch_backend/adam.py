@@ -5,8 +5,11 @@ N elements.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
+from relax_kernels.ops.adam_shards import AdamShards
 from relax_kernels.split_float import cut_to_bfloat16, join_float32, split_float32
 
 SLICE = 2**24
@@ -52,6 +55,12 @@ def adamw_step(
             rest_N[part].copy_(lower_N)
 
 
+def adamw_steps(shards: AdamShards, **options: Any) -> None:
+    """See `relax_kernels.adamw_steps`."""
+    for shard in shards.shards:
+        adamw_step(*shard[:5], **options, seed=shard.seed, first=shard.first)
+
+
 def _store(
     mean_N: torch.Tensor, m_N: torch.Tensor, square_N: torch.Tensor, v_N: torch.Tensor, start: int
 ) -> None:
@@ -66,7 +75,7 @@ def _store(
 
 def noise_start(seed: int, step: int, first: int) -> int:
     """What element 0 of a shard hashes in a step, and the next ones one more each; in [0, 2^32)."""
-    return (_hash((_hash(seed) + step) & _MASK) + first) & _MASK
+    return (hash_number((hash_number(seed) + step) & _MASK) + first) & _MASK
 
 
 def noise_bits(start: int, like_N: torch.Tensor) -> torch.Tensor:
@@ -77,7 +86,8 @@ def noise_bits(start: int, like_N: torch.Tensor) -> torch.Tensor:
     return x_N ^ (x_N >> 16)
 
 
-def _hash(x: int) -> int:
+def hash_number(x: int) -> int:
+    """The hash of a number in [0, 2^32), in the same range."""
     for shift, factor in _ROUNDS:
         x = (x ^ (x >> shift)) * factor & _MASK
     return x ^ (x >> 16)

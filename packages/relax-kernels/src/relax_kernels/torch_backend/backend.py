@@ -22,6 +22,7 @@ from relax_kernels.torch_backend import (
 
 IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
     "adamw_step": adam.adamw_step,
+    "adamw_steps": adam.adamw_steps,
     "gated_delta_rule": delta_rule.gated_delta_rule,
     "gated_delta_rule_step": delta_step.gated_delta_rule_step,
     "delta_gates": delta_gates.delta_gates,

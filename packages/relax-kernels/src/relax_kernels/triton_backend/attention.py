@@ -1,4 +1,5 @@
-"""Attention on CUDA through the flash attention that torch carries (packed sequences, causal from the end).
+"""Attention on CUDA through the flash attention that torch carries (packed sequences, causal from the end);
+through cuDNN where that is faster.
 
 T query tokens, S key tokens, N sequences, H query heads, G key/value heads, D head dim.
 """
@@ -11,6 +12,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from relax_kernels.cu_seqlens import CuSeqlens
+from relax_kernels.triton_backend.dense_attention import dense_attention, serves
 from relax_kernels.triton_backend.jit import apply
 
 MAX_HEAD_DIM = 256
@@ -96,7 +98,10 @@ def attention(
     causal: bool,
     scale: float,
     return_lse: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """See `relax_kernels.attention`."""
+    if serves(cu_seqlens_q, cu_seqlens_k, q_THD.shape[-1], causal=causal, lse=return_lse):
+        o_THD = dense_attention(q_THD, k_SGD, v_SGD, sequences=len(cu_seqlens_q), scale=scale)
+        return o_THD, None
     o_THD, lse_TH = apply(_Attention, q_THD, k_SGD, v_SGD, cu_seqlens_q, cu_seqlens_k, causal, scale)
     return o_THD, lse_TH

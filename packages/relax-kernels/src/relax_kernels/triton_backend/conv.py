@@ -17,6 +17,7 @@ from relax_kernels.cu_seqlens import CuSeqlens
 from relax_kernels.triton_backend.conv_kernels import conv_backward_kernel, conv_kernel
 from relax_kernels.triton_backend.jit import apply
 from relax_kernels.triton_backend.launch import dense_rows, on_device_of
+from relax_kernels.upload import upload
 
 MAX_TAPS = 4
 FORWARD = {"L": 16, "B": 256, "num_warps": 4}
@@ -24,7 +25,7 @@ BACKWARD = {"L": 128, "B": 512, "UNROLL": 4, "num_warps": 4}
 
 
 def _ages(lengths: CuSeqlens, device: torch.device) -> torch.Tensor:
-    return lengths.table(("triton_ages", device), lambda: lengths.positions("cpu").int().to(device))
+    return lengths.table(("triton_ages", device), lambda: upload(lengths.positions("cpu").int(), device))
 
 
 class _Conv(torch.autograd.Function):
@@ -149,6 +150,6 @@ def _places_with_states(
             order.append(np.arange(states + start, states + end))
         order_E = np.concatenate(order) if order else np.zeros(0, dtype=np.int64)
         own_T = np.flatnonzero(order_E >= states)
-        return torch.from_numpy(order_E).to(device), torch.from_numpy(own_T).to(device)
+        return upload(torch.from_numpy(order_E), device), upload(torch.from_numpy(own_T), device)
 
     return lengths.table(("triton_states_first", before, device), build)

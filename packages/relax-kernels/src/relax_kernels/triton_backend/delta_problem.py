@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from relax_kernels.cu_seqlens import CuSeqlens
+from relax_kernels.upload import upload
 
 CHUNK = 64
 
@@ -42,7 +43,9 @@ class ChunkTable:
         place_M = np.arange(chunks) - np.repeat(offsets_N1[:-1], count_N)
         starts_M = np.repeat(begin_N, count_N) + place_M * CHUNK
         ends_M = np.minimum(starts_M + CHUNK, np.repeat(begin_N + length_N, count_N))
-        tables = (torch.from_numpy(x.astype(np.int32)).to(device) for x in (starts_M, ends_M, offsets_N1))
+        tables = (
+            upload(torch.from_numpy(x.astype(np.int32)), device) for x in (starts_M, ends_M, offsets_N1)
+        )
         return cls(chunks, *tables)
 
 

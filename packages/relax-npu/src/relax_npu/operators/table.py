@@ -160,6 +160,7 @@ BY_TORCH: dict[str, str] = {
     "router_topk": "npu_moe_gating_top_k_softmax has no gradient",
     "sort_by_expert": "a stable sort of the chosen experts",
     "adamw_step": "elementwise, no fused operator for split float32 weights",
+    "adamw_steps": "elementwise, no fused operator for split float32 weights",
 }
 """Operators that the torch reference serves on the NPU, and why."""
 

@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from megatron.core.tensor_parallel import all_to_all
+from relax_kernels import upload
 from torch.autograd.function import once_differentiable
 
 from relax_core.packing import PackedLayout
@@ -45,7 +46,7 @@ class Selection:
         host_first[index_S[::-1]] = places[::-1]
         again = places[host_first[index_S] != places]
         index, first, again_place, again_row = (
-            torch.from_numpy(np.asarray(table, dtype=np.int64)).to(device)
+            upload(torch.from_numpy(np.asarray(table, dtype=np.int64)), device)
             for table in (index_S, host_first, again, index_S[again])
         )
         return cls(index, first, again_place, again_row, np.array_equal(index_S, places))
