@@ -77,6 +77,17 @@ def test_saved_tensors_come_back_on_the_host(npu: torch.device) -> None:
     assert torch.load(file, map_location="cpu")["a"].tolist() == [0.0, 1.0, 2.0]
 
 
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_copy_to_the_host_may_go_on_meanwhile(npu: torch.device, waits: bool) -> None:
+    """As torch's checkpoint writer asks for it; the real device has pinned memory for that."""
+    x = torch.arange(6.0, device=npu).view(2, 3)
+    copied = x.to("cpu", torch.float64, non_blocking=not waits)
+    x.zero_()
+    assert copied.tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+    assert (copied.dtype, copied.device.type) == (torch.float64, "cpu")
+    assert x.half().device == npu
+
+
 def test_reading_a_value_is_counted_as_waiting(npu: torch.device) -> None:
     x = torch.ones(2, device=npu)
     before = executed["npu.synchronize"]

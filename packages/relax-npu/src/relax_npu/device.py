@@ -5,6 +5,7 @@ import importlib.util
 import logging
 import os
 import random
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import ModuleType
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from relax_npu import hccl, visible
 from relax_npu.probe import ProbeState, probe
-from relax_npu.upstream import megatron
+from relax_npu.upstream import megatron, mindspeed_use
 
 if TYPE_CHECKING:
     import torch
@@ -92,6 +93,18 @@ class NpuDevice:
         with megatron.transferring(loaded):
             _import("torch_npu.contrib.transfer_to_npu")
         megatron.name_types(loaded.Tensor)
+
+    def before_megatron(self, parallel: Mapping[str, int | bool | None]) -> None:
+        """Loads MindSpeed if RELAX_NPU_MINDSPEED asks for it: before any spec is built, with these sizes.
+
+        Args:
+            parallel: sizes of the parallel axes under megatron-core's names.
+
+        Raises:
+            MindSpeedSettingError: it is asked for and not installed, or the variable is malformed.
+            FixMismatchError: another MindSpeed than the corrections were made for.
+        """
+        mindspeed_use.load_if_asked(parallel)
 
     def init(self, local_rank: int = 0) -> "torch.device":
         """Takes the NPU of `local_rank` among the visible ones. Calls `prepare`.

@@ -2,7 +2,7 @@
 
 from relax_npu.operators.table import BY_TORCH, CAPABILITIES, Capability
 from relax_npu.schema import snapshots
-from relax_npu.upstream.mindspeed import FIXES
+from relax_npu.upstream.mindspeed_fixes import FIXES
 
 
 def releases_with(capability: Capability) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import MISSING, Field, field
 from importlib import metadata
 
 import pytest
-from relax_npu.upstream import mindspeed
+from relax_npu.upstream import mindspeed, mindspeed_fixes, mindspeed_use
 from relax_npu.upstream.fix import Fix, FixMismatchError, _applied
 
 
@@ -64,7 +64,9 @@ def fake(monkeypatch: pytest.MonkeyPatch):
         return sys.modules[name]
 
     monkeypatch.setattr(mindspeed.importlib, "import_module", importing)
-    monkeypatch.setattr(mindspeed.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(
+        mindspeed.importlib.util, "find_spec", lambda name: object() if name == "mindspeed" else None
+    )
     monkeypatch.setattr(metadata, "version", lambda name: "0.16.0")
     return types.SimpleNamespace(core=core, log=log, full=full, arguments=arguments, module=module)
 
@@ -124,7 +126,7 @@ def test_each_mutable_default_is_its_own(fake) -> None:
     before = type("Config", (), {})
     fake.arguments.transformer_config_init_subclass(before)
     assert defaults_of(before) == {"first": {"two": 2}, "second": {"two": 2}}, "upstream's fault"
-    mindspeed.LATE_DEFAULT.install()
+    mindspeed_fixes.LATE_DEFAULT.install()
     after = type("Config", (), {})
     fake.arguments.transformer_config_init_subclass(after)
     assert defaults_of(after) == {"first": [1], "second": {"two": 2}}
@@ -132,24 +134,78 @@ def test_each_mutable_default_is_its_own(fake) -> None:
     assert defaults_of(after)["first"] == [1]
 
 
-def kernel(*warps: int, keys: tuple[str, ...] = ("D",)):
-    return types.SimpleNamespace(
-        configs=[types.SimpleNamespace(num_warps=count) for count in warps], keys=list(keys)
-    )
+def kernel(*warps: int, keys: tuple[str, ...] = ("D",), rows: tuple[int, ...] = ()):
+    """An autotuned kernel: each number of warps, with each number of rows if the kernel takes several."""
+    configs = [
+        types.SimpleNamespace(num_warps=count, kwargs={"BT": number} if number else {})
+        for count in warps
+        for number in rows or (0,)
+    ]
+    return types.SimpleNamespace(configs=configs, keys=list(keys), fn=None)
 
 
 def test_the_l2_norm_is_not_tuned(fake) -> None:
-    module = fake.module("mindspeed.ops.triton.l2norm", forward=kernel(1, 2, 4, 8), backward=kernel(1, 2))
-    mindspeed.L2NORM_AUTOTUNE.install()
-    assert [c.num_warps for c in module.forward.configs] == [4]
+    module = fake.module(
+        "mindspeed.ops.triton.l2norm",
+        forward=kernel(1, 2, 4, 8, rows=(8, 16, 32, 64)),
+        row=kernel(1, 2, 4),
+        backward=kernel(1, 2),
+    )
+    mindspeed_fixes.L2NORM_AUTOTUNE.install()
+    assert [(c.num_warps, c.kwargs) for c in module.forward.configs] == [(4, {"BT": 32})]
+    assert [c.num_warps for c in module.row.configs] == [4]
     assert [c.num_warps for c in module.backward.configs] == [1]
 
 
 def test_options_are_no_reason_to_tune_again(fake) -> None:
-    keys = ("H", "K", "USE_G", "IS_VARLEN")
-    module = fake.module("mindspeed.ops.triton.chunk_delta_h", backward=kernel(1, keys=keys))
-    mindspeed.DELTA_AUTOTUNE_KEY.install()
-    assert module.backward.keys == ["H", "K"]
+    """MindSpeed's kernels are autotuned inside of `triton.heuristics`, which has no keys of its own."""
+    tuned = kernel(1, keys=("H", "K", "USE_G", "IS_VARLEN"))
+    heuristics = types.SimpleNamespace(fn=tuned, values={})
+    fake.module("mindspeed.ops.triton.chunk_delta_h", backward=heuristics)
+    mindspeed_fixes.DELTA_AUTOTUNE_KEY.install()
+    assert tuned.keys == ["H", "K"]
+
+
+@pytest.mark.parametrize("triton", [True, False])
+def test_loading_corrects_the_kernels_where_they_can_be_imported(fake, monkeypatch, triton: bool) -> None:
+    norm = fake.module("mindspeed.ops.triton.l2norm", forward=kernel(1, 2, 4))
+    rule = fake.module("mindspeed.ops.triton.chunk_delta_h", backward=kernel(1, keys=("H", "USE_G")))
+    there = {"mindspeed", "triton"} if triton else {"mindspeed"}
+    monkeypatch.setattr(
+        mindspeed.importlib.util, "find_spec", lambda name: object() if name in there else None
+    )
+    mindspeed.load({}, initialised=False)
+    assert len(norm.forward.configs) == (1 if triton else 3)
+    assert rule.backward.keys == (["H"] if triton else ["H", "USE_G"])
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (None, None),
+        ("", None),
+        ("0", None),
+        ("1", {}),
+        ('{"use-ascend-mc2": true, "--moe-zero-memory": "level0"}',
+         {"use_ascend_mc2": True, "moe_zero_memory": "level0"}),
+    ],
+)  # fmt: skip
+def test_the_variable_says_whether_and_with_which_switches(text, wanted) -> None:
+    assert mindspeed_use.switches(text) == wanted
+
+
+@pytest.mark.parametrize("text", ["yes", "true", "2", "[1]", "{"])
+def test_another_value_is_refused(text: str) -> None:
+    with pytest.raises(mindspeed_use.MindSpeedSettingError, match="allowed: 0, 1, or a JSON object"):
+        mindspeed_use.switches(text)
+
+
+def test_mindspeed_that_is_asked_for_and_not_there_is_an_error(fake, monkeypatch) -> None:
+    monkeypatch.setattr(mindspeed.importlib.util, "find_spec", lambda name: None)
+    mindspeed_use.load_if_asked({})
+    monkeypatch.setenv(mindspeed_use.VARIABLE, "1")
+    with pytest.raises(mindspeed_use.MindSpeedSettingError, match="not installed"):
+        mindspeed_use.load_if_asked({})
 
 
 def test_another_mindspeed_is_refused(fake, monkeypatch) -> None:

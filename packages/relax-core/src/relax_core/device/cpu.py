@@ -1,6 +1,7 @@
 """The CPU as a training device: megatron-core's calls of `torch.cuda` are answered by the host."""
 
 import contextlib
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -28,6 +29,9 @@ class CpuDevice:
     def prepare(self) -> None:
         """Installs the transfer (see `relax_core.device.cpu_transfer`)."""
         cpu_transfer.install()
+
+    def before_megatron(self, parallel: Mapping[str, int | bool | None]) -> None:
+        """Nothing more: `prepare` has answered megatron's calls."""
 
     def init(self, local_rank: int = 0) -> torch.device:
         """Prepares the process; every local rank shares the host's cores."""

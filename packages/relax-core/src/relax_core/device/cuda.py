@@ -1,6 +1,7 @@
 """NVIDIA GPUs, as torch and megatron-core use them: nothing to transfer."""
 
 import os
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -24,6 +25,9 @@ class CudaDevice:
         return torch.cuda.is_available()
 
     def prepare(self) -> None:
+        """Nothing: megatron-core is written for this device."""
+
+    def before_megatron(self, parallel: Mapping[str, int | bool | None]) -> None:
         """Nothing: megatron-core is written for this device."""
 
     def init(self, local_rank: int = 0) -> torch.device:

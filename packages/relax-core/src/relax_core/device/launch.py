@@ -82,6 +82,7 @@ def initialise(
         )
     torch_device = chosen.init(local_rank)
     install_corrections()
+    chosen.before_megatron(_megatron_sizes(parallel))
     if store is None and not _launched():
         store = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group(
@@ -110,19 +111,28 @@ def shutdown() -> None:
     dist.destroy_process_group()
 
 
+def _megatron_sizes(parallel: ParallelConfig) -> dict[str, int | bool | None]:
+    """The parallel axes by megatron-core's names."""
+    return {
+        "tensor_model_parallel_size": parallel.tensor,
+        "sequence_parallel": parallel.sequence,
+        "pipeline_model_parallel_size": parallel.pipeline,
+        "virtual_pipeline_model_parallel_size": parallel.pipeline_chunks
+        if parallel.pipeline_chunks > 1
+        else None,
+        "context_parallel_size": parallel.context,
+        "expert_model_parallel_size": parallel.expert,
+        "expert_tensor_parallel_size": parallel.expert_tensor,
+    }
+
+
 def _start_megatron(parallel: ParallelConfig) -> None:
     from megatron.core import parallel_state
 
-    parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=parallel.tensor,
-        pipeline_model_parallel_size=parallel.pipeline,
-        virtual_pipeline_model_parallel_size=parallel.pipeline_chunks
-        if parallel.pipeline_chunks > 1
-        else None,
-        context_parallel_size=parallel.context,
-        expert_model_parallel_size=parallel.expert,
-        expert_tensor_parallel_size=parallel.expert_tensor,
-    )
+    sizes = _megatron_sizes(parallel)
+    # Not a matter of groups.
+    sizes.pop("sequence_parallel")
+    parallel_state.initialize_model_parallel(**sizes)
 
 
 def _launched() -> bool:

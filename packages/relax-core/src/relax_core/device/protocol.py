@@ -1,5 +1,6 @@
 """What the trainer asks of an accelerator: the interface of cpu, cuda and third parties' devices."""
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -48,6 +49,14 @@ class Device(Protocol):
 
     def prepare(self) -> None:
         """Makes this process fit for megatron-core: installs a transfer if needed. Idempotent."""
+        ...
+
+    def before_megatron(self, parallel: Mapping[str, int | bool | None]) -> None:
+        """Last chance to change megatron-core: before its groups are made and before any spec is built.
+
+        Args:
+            parallel: sizes of the parallel axes, by megatron-core's names for them.
+        """
         ...
 
     def init(self, local_rank: int = 0) -> torch.device:

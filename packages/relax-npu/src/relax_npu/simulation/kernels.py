@@ -137,6 +137,22 @@ def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = 
     return target
 
 
+def _to_copy(
+    tensor: torch.Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    non_blocking: bool = False,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor:
+    """torch's own would ask the device for pinned memory of the host where the copy may go on meanwhile."""
+    made = torch.ops.aten._to_copy(to_host(tensor), dtype=dtype, memory_format=memory_format)
+    copied: torch.Tensor = to_npu(made) if device is None or device.type == "npu" else made
+    return copied
+
+
 def _local_scalar(tensor: torch.Tensor) -> Any:
     executed["npu.synchronize"] += 1
     return to_host(tensor).item()
@@ -167,6 +183,7 @@ _OWN: dict[str, Callable[..., Any]] = {
     "empty.memory_format": _empty,
     "empty_strided": _empty_strided,
     "_copy_from": _copy_from,
+    "_to_copy": _to_copy,
     "_local_scalar_dense": _local_scalar,
     "set_.source_Storage": _set_storage,
     "set_.source_Storage_storage_offset": _set_part,
