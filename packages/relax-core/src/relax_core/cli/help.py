@@ -19,6 +19,10 @@ Options
   --recipe NAME|PATH   settings to start from: a recipe of --list-recipes, or a YAML file of your own
   --resume RUN_DIR     goes on with an interrupted run, from its last checkpoint
   --dry-run            prints the resolved settings as YAML and stops
+  --plan               shows memory and time of the run, or why it cannot work; needs no device and no weights
+  --json               with --plan: as JSON
+  --plan-device NAME   with --plan: what it runs on (h200, h100, a100, 910c-die)
+  --plan-page FILE     with --plan: a picture of it, as an HTML page
   --list-recipes       lists the recipes that ship with Relax
   --doctor             shows versions, devices and the corrections of upstream packages
   --version            shows the version

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from relax_core.assets import locate
+from relax_core.cli.plan import shape_refusals
 from relax_core.config.problems import ConfigError, Problem
 from relax_core.config.root import RelaxConfig
 from relax_core.data.problems import DataError
@@ -22,6 +23,7 @@ def refuse_unready(config: RelaxConfig) -> None:
         *_processes(),
         *_device(config),
         *_models(config),
+        *shape_refusals(config),
         *_data(config),
         *_reward(config),
         *_trackers(),

@@ -1,5 +1,6 @@
 """`relax-train`: from the command line to a run. Nothing here imports torch before a run starts."""
 
+import argparse
 import os
 import shutil
 import sys
@@ -38,6 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from relax_core.cli.doctor import doctor_lines
 
             return _say(*doctor_lines())
+        _refuse_plan_options(options)
+        if options.plan:
+            return _plan(options, flags)
         return _train(options.recipe, options.resume, flags, console, dry_run=options.dry_run)
     except (ConfigError, RunDirectoryError) as error:
         message = Masker()(f"relax-train: {error}")
@@ -66,6 +70,31 @@ def _train(
     if resume is not None:
         return launch.resume(Path(resume), config, console)
     return launch.start(config, recipe or DEFAULT_RECIPE, console)
+
+
+def _plan(options: argparse.Namespace, flags: Sequence[str]) -> int:
+    from relax_core.cli.plan import plan_text
+    from relax_core.config.load import load_config
+
+    if options.resume is not None:
+        raise ConfigError([Problem((), "a run is planned before it starts", given="--plan with --resume")])
+    recipe = options.recipe or DEFAULT_RECIPE
+    text, works = plan_text(
+        load_config(recipe, flags),
+        recipe,
+        device=options.plan_device,
+        as_json=options.json,
+        page=Path(options.plan_page) if options.plan_page else None,
+    )
+    _say(Masker()(text))
+    return 0 if works else 2
+
+
+def _refuse_plan_options(options: argparse.Namespace) -> None:
+    for name in ("json", "plan_device", "plan_page"):
+        if getattr(options, name) and not options.plan:
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError([Problem((), "belongs to --plan", given=flag, allowed=f"--plan {flag}")])
 
 
 def _help(recipe: str | None) -> int:
