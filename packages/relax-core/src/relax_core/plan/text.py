@@ -93,7 +93,7 @@ def _time_lines(plan: Plan) -> Iterator[str]:
     yield f"  optimizer step, ms: {1e3 * time.total:.0f} ({', '.join(shown)})"
     rate = time.flops / time.total / plan.device.flops
     yield (
-        f"  training {plan.trainer.tokens_per_second:.0f} tokens/s, {rate:.0%} of the matrix rate; a whole step "
+        f"  training {plan.trainer.tokens_per_second:.0f} tokens/s, {rate:.0%} of the matrix rate; in all "
         f"{plan.tokens_per_step / max(1e-9, plan.step_seconds):.0f} tokens/s"
     )
     if plan.rollout is not None:

@@ -7,6 +7,13 @@ from relax_core.config.problems import Problem, nearest
 from relax_core.config.yaml_text import YamlError, parse_yaml, show
 from relax_core.recipes.builtin import builtin_recipes
 
+STATUS = {
+    "run": "has run as it is, on the hardware that it names",
+    "planned": "is planned on that hardware and has not run there; its layout is proven on CPU ranks",
+    "waits": "is planned; a part of Relax that it needs is not there yet, and a start says which",
+}
+"""How far a recipe has been taken."""
+
 
 def read_recipe(spec: str) -> Layer:
     """Reads a recipe, the base of its `extends` first.
@@ -30,6 +37,15 @@ def describe_recipe(file: Path) -> str:
     return str(parse_yaml(file.read_text(encoding="utf-8"))[0].get("description", ""))
 
 
+def recipe_status(file: Path) -> str:
+    """How far a recipe that ships has been taken: a key of `STATUS`, "planned" where it says nothing.
+
+    Raises:
+        YamlError: the file is no YAML mapping.
+    """
+    return str(parse_yaml(file.read_text(encoding="utf-8"))[0].get("status", "planned"))
+
+
 def _read(spec: str, *, relative_to: Path, origin: str, chain: tuple[Path, ...]) -> Layer:
     file, problem = _find(spec, relative_to, origin)
     if file is None:
@@ -45,6 +61,10 @@ def _read(spec: str, *, relative_to: Path, origin: str, chain: tuple[Path, ...])
     origins = {path: f"{file.name}, line {line}" for path, line in lines.items()}
     base, problems = values.pop("extends", None), []
     description = values.pop("description", None)
+    status = values.pop("status", None)
+    if status is not None and status not in STATUS:
+        given, at = show(status), origins["status",]
+        problems.append(Problem(("status",), "not allowed", given, at, f"one of {', '.join(STATUS)}"))
     if description is not None and not isinstance(description, str):
         problems.append(Problem(("description",), "must be text", show(description), origins["description",]))
     if base is not None and not isinstance(base, str):

@@ -1,0 +1,146 @@
+"""Every rule of the registry is seen to refuse, with field, limit and what would work."""
+
+import pytest
+from relax_core.config import ConfigError, load_config
+from relax_core.config.checks import CHECKS
+from relax_core.config.rules import RULES
+from relax_core.config.rules.shapes import SHAPE_RULES, shape_problems
+from relax_core.model.config import Qwen35Config
+from relax_core.plan.shapes import published
+
+NPU = "qwen35-9b-mtp-8xnpu-thd"
+MOE = "qwen35-35b-a3b-16xnpu-thd"
+SFT = "quickstart-sft"
+QUICK = "quickstart"
+GPU = "qwen35-9b-mtp-1xcuda"
+
+# Rule, recipe, flags, the field that is refused, words of the limit, the nearest that works.
+CASES = [
+    ("the-budget-holds-the-longest-sample", NPU, "trainer.micro_batch_tokens=8192",
+     "trainer.micro_batch_tokens", "at least 10240", "10240"),
+    ("every-replica-has-samples", NPU, "rollout.prompts_per_step=8 rollout.samples_per_prompt=2 "
+     "cluster.trainer_ranks=128", "cluster.trainer_ranks", "at most 64", "64"),
+    ("rows-are-longer-than-their-padding", "qwen35-9b-cp-16xnpu",
+     "trainer.micro_batch_tokens=16 data.max_tokens=4 rollout.max_new_tokens=8",
+     "trainer.micro_batch_tokens", "at least 32", "32"),
+    ("overlap-has-ranks", GPU, "trainer.overlap_grad_reduce=true", "trainer.overlap_grad_reduce",
+     "false", None),
+    ("experts-spread-over-a-stage", MOE, "parallel.expert=16", "parallel.expert", "1, 2, 4, 8", "8"),
+    ("drafts-alone-need-a-loss", QUICK, "mtp.only=true mtp.loss_coefficient=0", "mtp.loss_coefficient",
+     "above 0", None),
+    ("drafts-alone-are-not-overlapped", NPU, "mtp.only=true trainer.overlap_grad_reduce=true",
+     "trainer.overlap_grad_reduce", "false", None),
+    ("drafts-alone-reach-nothing-else", QUICK, "mtp.only=true mtp.detach_trunk=false", "mtp.detach_trunk",
+     "true", None),
+    ("a-way-to-more-drafts-needs-their-number", QUICK, "mtp.init=copy", "mtp.init", "null", None),
+    ("drafts-keep-up-with-the-trunk", NPU, "mtp.loss_coefficient=0", "rollout.draft_tokens", "0, or", None),
+    ("server-settings-have-servers", QUICK, "sglang.memory_fraction=0.5", "sglang.memory_fraction",
+     "its default None", None),
+    ("hybrid-models-keep-no-radix-cache-on-npu", NPU, "sglang.radix_cache=true", "sglang.radix_cache",
+     "false", None),
+    ("attention-is-the-devices", NPU, "sglang.attention=flashinfer", "sglang.attention", "ascend", "ascend"),
+    ("graphs-reach-the-largest-batch", NPU, "rollout.max_batch_size=48", "sglang.graph_batches",
+     "at least 48", "[1, 2, 4, 8, 16, 24, 32, 48]"),
+    ("graph-batches-ascend", NPU, "sglang.graph_batches=[8,4,32]", "sglang.graph_batches", "ascending",
+     "[4, 8, 32]"),
+    ("every-sequence-has-a-state", NPU, "sglang.states=16", "sglang.states", "at least 32", "32"),
+    ("the-cache-holds-a-completion", NPU, "sglang.max_tokens=4096", "sglang.max_tokens", "above 8192", None),
+    ("one-server-an-engine-of-a-cluster", NPU, "rollout.servers=2", "rollout.servers", "1, and", "1"),
+    ("colocated-engines-have-devices", NPU, "sglang.tensor=2", "cluster.engines", "at most 4", "4"),
+    ("every-engine-has-prompts", NPU, "rollout.prompts_per_step=4", "cluster.engines", "at most 4", "4"),
+    ("warmup-fits", QUICK, "trainer.warmup_steps=40", "trainer.warmup_steps", "at most 39", None),
+    ("batch-can-be-split", QUICK, "trainer.optimizer_steps_per_batch=64",
+     "trainer.optimizer_steps_per_batch", "at most 32", None),
+    ("group-gives-a-signal", QUICK, "rollout.samples_per_prompt=1", "rollout.samples_per_prompt",
+     "at least 2", None),
+    ("policy-is-sampled", QUICK, "rollout.temperature=0", "rollout.temperature", "above 0", None),
+    ("evaluation-has-rows", QUICK, "data.eval_path=null", "eval.every", "0 without", None),
+    ("ranks-hold-whole-models", NPU, "cluster.trainer_ranks=6 cluster.engines=6", "cluster.trainer_ranks",
+     "a multiple of 4", None),
+    ("only-sampling-can-run-ahead", "qwen35-35b-a3b-sft-mtp-8xnpu", "cluster.engines=2", "cluster.engines",
+     "1", None),
+    ("only-samples-are-passed", SFT, "eval.pass_at=[4] eval.samples_per_prompt=4 eval.temperature=1",
+     "eval.pass_at", "nothing", None),
+    ("stale-samples-are-corrected", NPU, "cluster.placement=async algorithm.correction=none",
+     "algorithm.correction", "truncated or icepop", None),
+    ("streams-sample-no-more-than-is-trained", NPU, "cluster.placement=async rollout.early_abort=restart "
+     "rollout.over_sampling=2", "rollout.early_abort", "colocate", None),
+    ("partial-rollouts-are-corrected", QUICK, "rollout.early_abort=continue rollout.over_sampling=2 "
+     "algorithm.correction=none", "algorithm.correction", "truncated or icepop", None),
+    ("environments-need-conversations", QUICK,
+     "environment.name=tools environment.tools=[tools:add] data.chat=false", "data.chat", "true", None),
+    ("reference-is-read", QUICK, "model.reference_path=somewhere", "model.reference_path", "null", None),
+    ("on-policy-alone", QUICK, "algorithm.name=rloo trainer.optimizer_steps_per_batch=2",
+     "trainer.optimizer_steps_per_batch", "1", None),
+    ("groups-are-filtered", QUICK, "algorithm.name=dapo", "rollout.dynamic_sampling", "true", None),
+    ("overlong-zone-fits", QUICK, "reward.overlong_tokens=7", "reward.overlong_tokens", "at most 6", None),
+    ("critic-is-trained", QUICK, "critic.warmup_steps=3", "critic.warmup_steps", "algorithm.name ppo", None),
+]  # fmt: skip
+
+SHAPE_CASES = [
+    ("attention-heads-spread", "qwen35-35b-a3b-8xcuda",
+     "cluster.trainer_ranks=24 parallel.tensor=3 parallel.expert=1 cluster.engines=8",
+     "parallel.tensor", "1, 2, 4, 8 or 16", "2"),
+    ("delta-heads-spread", NPU, "cluster.trainer_ranks=32 parallel.tensor=32", "parallel.tensor",
+     "1, 2, 4, 8 or 16", "16"),
+    ("widths-spread", NPU, "cluster.trainer_ranks=20 parallel.tensor=5", "parallel.tensor", "1, 2, 4", "4"),
+    ("layers-make-stages", NPU, "cluster.trainer_ranks=24 parallel.tensor=8 parallel.pipeline=3",
+     "parallel.pipeline", "1, 2, 4, 8, 16 or 32", "2"),
+    ("experts-divide", MOE, "cluster.trainer_ranks=24 parallel.expert=3", "parallel.expert", "1, 2, 4", "2"),
+    ("experts-features-divide", MOE, "cluster.trainer_ranks=24 parallel.expert=1 parallel.expert_tensor=3",
+     "parallel.expert_tensor", "1, 2, 4", "2"),
+    ("experts-route-their-own-tokens", MOE, "parallel.sequence=false", "parallel.sequence", "true", "true"),
+    ("expert-ranks-have-experts", NPU, "parallel.expert=2 parallel.expert_tensor=1", "parallel.expert", "1",
+     None),
+    ("attention-heads-exchange", "qwen35-9b-cp-16xnpu",
+     "cluster.trainer_ranks=32 parallel.context=8 parallel.context_attention=heads", "parallel.context",
+     "context_attention auto", "4"),
+    ("delta-heads-exchange", "qwen35-9b-cp-16xnpu",
+     "cluster.trainer_ranks=32 parallel.context=8 parallel.context_delta=heads", "parallel.context",
+     "context_delta auto", "4"),
+    ("draft-layers-are-the-checkpoints", NPU, "mtp.layers=2", "mtp.init", "copy or random", "copy"),
+    ("one-draft-layer-is-repeated", NPU, "mtp.layers=2 mtp.init=copy mtp.repeated=2", "mtp.repeated",
+     "1, or mtp.layers 1", "1"),
+    ("drafts-have-a-layer", NPU, "mtp.layers=0 mtp.init=truncate", "rollout.draft_tokens", "0, or", None),
+    ("drafts-are-not-far-beyond-their-depth", NPU, "rollout.draft_tokens=5", "rollout.draft_tokens",
+     "at most 4", "4"),
+    ("engines-spread-heads", MOE, "sglang.tensor=3 cluster.engines=5", "sglang.tensor", "1, 2, 4", "2"),
+]  # fmt: skip
+
+
+def flags(text: str) -> list[str]:
+    return [f"--{word}" for word in text.split()]
+
+
+@pytest.mark.parametrize(("rule", "recipe", "text", "field", "limit", "near"), CASES, ids=str)
+def test_a_rule_over_settings_refuses(rule, recipe, text, field, limit, near):
+    load_config(recipe)
+    with pytest.raises(ConfigError) as caught:
+        load_config(recipe, flags(text))
+    (found,) = [check for check in CHECKS if check.id == rule]
+    named = [p for p in caught.value.problems if ".".join(p.path) == field]
+    assert named, f"{rule} is silent; others say {caught.value}"
+    assert any(limit in (p.allowed or "") and p.nearest == near and p.message for p in named), named
+    assert found.rule.__doc__ is None or found.rule.__doc__.strip().endswith(".")
+
+
+@pytest.mark.parametrize(("rule", "recipe", "text", "field", "limit", "near"), SHAPE_CASES, ids=str)
+def test_a_rule_over_the_models_sizes_refuses(rule, recipe, text, field, limit, near):
+    config = load_config(recipe, flags(text))
+    model = Qwen35Config.from_hf(published()[config.model.path.rpartition("/")[2]])
+    (found,) = [one for one in SHAPE_RULES if one.id == rule]
+    named = [p for p in found.rule(config, model) if ".".join(p.path) == field]
+    assert len(named) == 1, f"{rule} is silent"
+    assert limit in named[0].allowed
+    assert named[0].nearest == near
+    assert named[0].given is not None
+    assert any(p.path == named[0].path for p in shape_problems(config, model))
+    assert found.rule(load_config(recipe), model) is not None
+    assert list(found.rule(load_config(recipe), model)) == [], "the recipe itself is fine"
+
+
+def test_every_rule_of_the_registry_has_a_case_and_there_are_many():
+    known = {check.id for check in CHECKS}
+    assert {check.id for check in RULES} <= {case[0] for case in CASES} <= known
+    assert {case[0] for case in SHAPE_CASES} == {rule.id for rule in SHAPE_RULES}
+    assert len(CHECKS) + len(SHAPE_RULES) >= 40
