@@ -3,6 +3,9 @@
 from relax_core.plan.pen import FLOAT, Pen
 from relax_core.plan.tape import Buffer, Op, Work
 
+SHORTEST_DENSE, LEAST_DENSE = 2048, 4096
+"""Tokens of a sequence and in all from which equal sequences take the faster form."""
+
 
 def attention(pen: Pen, normed: Buffer) -> Buffer:
     """Projection, norms and angles of heads, flash attention, output gate, projection."""
@@ -87,6 +90,10 @@ def _attend(pen: Pen, q: Buffer, k: Buffer, v: Buffer) -> Buffer:
 def _flash(pen: Pen, q: Buffer, k: Buffer, v: Buffer, tokens: int, heads: int) -> Buffer:
     """Causal: a token sees half of its sample on average."""
     flops = 2.0 * tokens * pen.local.sample * heads * pen.local.model.head_dim
+    # Rows of one length take cuDNN's form (`relax_kernels.triton_backend.dense_attention`).
+    whole = pen.local.context == 1 or pen.local.attention_way == "heads"
+    dense = pen.local.even and whole and pen.local.sample >= SHORTEST_DENSE and tokens >= LEAST_DENSE
+    kind = "dense attention" if dense else "attention"
     o, lse = Buffer(q.size), Buffer(tokens * heads * FLOAT, needs_grad=False)
     moved = float(2 * q.size + k.size + v.size)
     return pen.add(
@@ -97,7 +104,7 @@ def _flash(pen: Pen, q: Buffer, k: Buffer, v: Buffer, tokens: int, heads: int) -
             (q, k, v, o, lse),
             # The gradient of the queries adds up in float32.
             backward_extra=q.size * FLOAT // pen.local.activation,
-            forward=Work("attention", flops, moved),
-            backward=Work("attention", 2.5 * flops, 3 * moved),
+            forward=Work(kind, flops, moved),
+            backward=Work(kind, 2.5 * flops, 3 * moved),
         )
     )

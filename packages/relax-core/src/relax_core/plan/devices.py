@@ -17,6 +17,7 @@ class Shares:
     Attributes:
         matmul: of the matrix rate, large products.
         attention: of the matrix rate, flash attention of head dim 256, both passes.
+        dense_attention: the same for sequences of one length (cuDNN).
         scan: of the matrix rate, the gated delta rule.
         memory: of the memory's bandwidth, operators that only read and write.
         link: of a link's bandwidth, collectives.
@@ -24,7 +25,8 @@ class Shares:
     """
 
     matmul: float = 0.70
-    attention: float = 0.27
+    attention: float = 0.26
+    dense_attention: float = 0.42
     scan: float = 0.20
     memory: float = 0.80
     link: float = 0.75

@@ -25,6 +25,7 @@ class Local:
         parallel: the layout.
         row: tokens of a packed row that the context-parallel ranks share, padding included.
         sample: tokens of a sample in it: attention and the delta rule see no further.
+        even: whether all samples have one length, for which attention has a faster form.
         scored: tokens of this rank's part that carry loss.
         activation: bytes of an activation's number.
         attention_way, delta_way: how context-parallel ranks share a row.
@@ -34,6 +35,7 @@ class Local:
     parallel: ParallelConfig
     row: int
     sample: int
+    even: bool
     scored: int
     activation: int
     attention_way: AttentionWay
@@ -48,6 +50,7 @@ class Local:
         tokens: int,
         activation: int,
         sample: int | None = None,
+        even: bool = False,
         scored: float = 1.0,
     ) -> "Local":
         """A rank's share of rows of `tokens` tokens.
@@ -58,6 +61,7 @@ class Local:
             tokens: of a packed row.
             activation: bytes of a number.
             sample: tokens of a sample; the row is one if None.
+            even: whether all samples have that length.
             scored: share of the tokens that carry loss.
 
         Raises:
@@ -70,6 +74,7 @@ class Local:
             parallel,
             row,
             min(row, sample or row),
+            even,
             ceil(row * scored / parallel.context),
             activation,
             choose_attention(

@@ -34,7 +34,7 @@ class Work:
     """What one pass of an operation costs.
 
     Attributes:
-        kind: of arithmetic: "matmul", "attention", "scan" or "memory" (nothing but reads and writes).
+        kind: of arithmetic: "matmul", "attention", "dense attention", "scan" or "memory" (reads and writes).
         flops: floating-point operations.
         moved: bytes read and written.
         sent: bytes that this rank gives to others.

@@ -106,6 +106,7 @@ def plan_trainer(
             tokens=max(1, round(row)),
             activation=number_size(trainer.precision),
             sample=sample,
+            even=min(lengths) == max(lengths),
             scored=scored,
         )
         return stages(local, recompute=trainer.recompute, mtp=mtp, entropy=entropy)  # type: ignore[return-value]

@@ -94,9 +94,13 @@ class StepTime:
 def seconds(work: Work, device: DeviceSpec, layout: Layout) -> dict[str, float]:
     """Seconds by kind: the operation's own, and "communication"."""
     shares = device.shares
-    rate = device.flops * {"matmul": shares.matmul, "attention": shares.attention, "scan": shares.scan}.get(
-        work.kind, 1.0
-    )
+    reached = {
+        "matmul": shares.matmul,
+        "attention": shares.attention,
+        "dense attention": shares.dense_attention,
+        "scan": shares.scan,
+    }
+    rate = device.flops * reached.get(work.kind, 1.0)
     own = max(work.flops / rate, work.moved / (device.bandwidth * shares.memory))
     own += work.chain * device.chunk_seconds
     found = {work.kind: own} if own else {}
@@ -140,10 +144,8 @@ def step_time(
     # Narayanan et al. 2021, arXiv 2104.04473, section 2.2: (p - 1) / v micro-batches pass before the last
     # stage has work, and after the first has none.
     idle = (parallel.pipeline - 1) / parallel.pipeline_chunks
-    counts = [
-        sum(stage_parameters(s.local, s.kinds, first=s.first, last=s.last).values(), start=Count())
-        for s in stages
-    ]
+    parts = [stage_parameters(s.local, s.kinds, first=s.first, last=s.last) for s in stages]
+    counts = [sum(one.values(), start=Count()) for one in parts]
     most = max(counts, key=lambda count: count.total)
     gradient = number_size(config.gradient_precision)
     shared = layout.data * layout.context
@@ -157,8 +159,13 @@ def step_time(
     means = number_size(config.moment_precision)
     # Zeroed, read for the norm and read for the update; weights and both means are read and written.
     update = weights * gradient + own * (2 * gradient + 2 * (4 + 2 * means))
-    # Every weight's gradient of a micro-batch is read, and added to what is there.
-    added = weights * (number_size(config.precision) + 2 * gradient) / memory
+    # Linear layers add to the sum of gradients themselves; those of embedding, head and experts are read, and
+    # added to what is there.
+    apart = max(
+        sum(count.total for part, count in one.items() if part in ("embedding", "head", "experts"))
+        for one in parts
+    )
+    added = apart * (number_size(config.precision) + 2 * gradient) / memory
     kinds = {**backward.kinds, "gradients": added}
     backward = PassTime(kinds, backward.host)
     flops = sum(work.flops for s in stages for _n, work, _b in s.tape().works()) / len(stages)

@@ -1,0 +1,52 @@
+import json
+
+import pytest
+from relax_core.cli.preflight import refuse_unready
+from relax_core.cli.train import main
+from relax_core.config import ConfigError, load_config
+
+NPU = "qwen35-9b-mtp-8xnpu-thd"
+
+
+def test_a_plan_is_printed_and_drawn(capsys, tmp_path):
+    page = tmp_path / "plan.html"
+    assert main(["--plan", "--recipe", NPU, "--plan-page", str(page)]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"Plan of {NPU} on 8 x 910c-die")
+    assert "Memory, GiB" in text
+    assert "<svg" in page.read_text()
+
+
+def test_a_refused_plan_ends_with_2_and_says_what_works(capsys):
+    assert main(["--plan", "--json", "--recipe", NPU, "--sglang.memory_fraction", "0.6"]) == 2
+    values = json.loads(capsys.readouterr().out)
+    (problem,) = values["problems"]
+    assert problem["field"] == "sglang.memory_fraction"
+    assert problem["given"] == "0.6"
+    assert "at most 0.5" in problem["allowed"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--json"], "belongs to --plan"),
+        (["--plan-device", "h200"], "belongs to --plan"),
+        (["--plan", "--resume", "runs/a"], "planned before it starts"),
+        (["--plan", "--plan-device", "h300"], "it has h200, h100, a100, 910c-die"),
+        (["--plan", "--recipe", NPU, "--model.path", "Qwen/Qwen3.5-9C"], "did you mean Qwen3.5-9B?"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(capsys, arguments, words):
+    assert main(arguments) == 2
+    assert words in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_launch_runs_the_same_checks_first():
+    with pytest.raises(ConfigError) as caught:
+        refuse_unready(load_config("quickstart", ["--mtp.layers", "3"]))
+    assert [".".join(problem.path) for problem in caught.value.problems] == ["mtp.init"]
+
+
+def test_servers_of_several_devices_are_refused_before_a_launch():
+    with pytest.raises(ConfigError, match="servers of several devices are not placed on Ray yet"):
+        refuse_unready(load_config("qwen35-35b-a3b-16xnpu-thd"))
