@@ -9,7 +9,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from relax_core.device import ParallelConfig, initialise, shutdown
+from relax_core.device import ParallelConfig, get_device, initialise, shutdown
 
 
 @pytest.fixture(autouse=True)
@@ -63,6 +63,21 @@ def test_seed_sets_every_generator():
     torch.rand(10)
     assert draws() == first
     assert first[0] != first[1]
+
+
+def test_a_deterministic_process_says_so_to_torch_and_to_libraries_until_it_ends(monkeypatch):
+    device = get_device("cpu")
+    monkeypatch.setattr(type(device), "deterministic_variables", {"SOME_LIBRARY": "exact"})
+    monkeypatch.delenv("SOME_LIBRARY", raising=False)
+    initialise(device, deterministic=True)
+    try:
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not torch.utils.deterministic.fill_uninitialized_memory
+        assert os.environ["SOME_LIBRARY"] == "exact"
+    finally:
+        shutdown()
+        monkeypatch.delenv("SOME_LIBRARY")
+    assert not torch.are_deterministic_algorithms_enabled()
 
 
 def test_sizes_that_do_not_divide_the_world_are_refused():

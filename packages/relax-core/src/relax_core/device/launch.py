@@ -48,6 +48,7 @@ def initialise(
     parallel: ParallelConfig | None = None,
     *,
     seed: int = 1234,
+    deterministic: bool = False,
     timeout: timedelta = timedelta(minutes=30),
     store: Store | None = None,
 ) -> World:
@@ -61,6 +62,8 @@ def initialise(
         device: a name of `device_names()`, or the device itself.
         parallel: sizes of the parallel axes; all 1 when None.
         seed: for the host's, the device's and megatron's generators; 0 <= seed < 2**31.
+        deterministic: takes kernels that give the same bits from run to run; what has none is refused by
+            torch. Slower; `shutdown` ends it.
         timeout: of every collective.
         store: where the ranks meet, instead of the launcher's; RANK and WORLD_SIZE must be set.
 
@@ -80,6 +83,8 @@ def initialise(
             f"context {parallel.context} = {parallel.model_size}; "
             f"start a multiple of {parallel.model_size} ranks"
         )
+    if deterministic:
+        _be_deterministic(chosen)
     torch_device = chosen.init(local_rank)
     install_corrections()
     chosen.before_megatron(_megatron_sizes(parallel))
@@ -109,6 +114,15 @@ def shutdown() -> None:
 
     parallel_state.destroy_model_parallel()
     dist.destroy_process_group()
+    torch.use_deterministic_algorithms(False)
+
+
+def _be_deterministic(device: Device) -> None:
+    for name, value in device.deterministic_variables.items():
+        os.environ.setdefault(name, value)
+    torch.use_deterministic_algorithms(True)
+    # All memory is written before it is read here; filling it with NaN first only takes time.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def _megatron_sizes(parallel: ParallelConfig) -> dict[str, int | bool | None]:

@@ -152,7 +152,11 @@ def open_policy(
         torch.set_num_threads(config.run.threads)
     sizes = Qwen35Config.from_hf(source.config)
     world = initialise(
-        choose_device(config.run.device), config.parallel, seed=config.run.seed % 2**31, store=store
+        choose_device(config.run.device),
+        config.parallel,
+        seed=config.run.seed % 2**31,
+        deterministic=config.run.deterministic,
+        store=store,
     )
     try:
         policy = _load(source, weights, sizes, config, world)

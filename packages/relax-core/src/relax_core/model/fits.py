@@ -78,9 +78,7 @@ def check_routing(tensor: int, *, sequence: bool) -> None:
 
 def check_attention_exchange(model: Qwen35Config, tensor: int, context: int) -> None:
     """Raises ValueError: full attention cannot exchange tokens for heads over `context` ranks."""
-    choose_attention(
-        "heads", heads=model.attention_heads, kv_heads=model.kv_heads, tensor=tensor, context=context
-    )
+    choose_attention("heads", heads=model.attention_heads, tensor=tensor, context=context)
 
 
 def check_delta_exchange(model: Qwen35Config, tensor: int, context: int) -> None:

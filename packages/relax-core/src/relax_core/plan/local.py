@@ -77,9 +77,7 @@ class Local:
             even,
             ceil(row * scored / parallel.context),
             activation,
-            choose_attention(
-                parallel.context_attention, heads=model.attention_heads, kv_heads=model.kv_heads, **sizes
-            ).way,
+            choose_attention(parallel.context_attention, heads=model.attention_heads, **sizes).way,
             choose_delta(
                 parallel.context_delta,
                 key_heads=model.delta_key_heads,

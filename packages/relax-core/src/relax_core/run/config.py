@@ -21,6 +21,10 @@ class RunConfig(Section):
     device: Annotated[str, PluginName("relax_core.devices", "auto", "cpu", "cuda", "npu")] = setting(
         "auto", "Device that trains and samples; auto takes npu, then cuda, then cpu."
     )
+    deterministic: bool = setting(
+        False,
+        "The same bits from run to run on accelerators too, by slower kernels; the CPU gives them anyway.",
+    )
     threads: int = setting(
         0, "CPU threads of torch's operators; 0 takes every core.", unit="threads", ge=0, le=1024
     )

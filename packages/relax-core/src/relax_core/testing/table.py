@@ -22,6 +22,7 @@ _SELECTIVE, _FULL = {"recompute": "selective"}, {"recompute": "full"}
 _PP = {"pipeline": 2}
 _ENDS = {"pipeline": 4, "first_stage_layers": 1, "last_stage_layers": 1}
 _CP = {"context": 2}
+_GATHERED = {"context_attention": "gather"}
 _BY_HEADS, _BY_STATE = {"context_attention": "heads"}, {"context_delta": "state"}
 _ONE_KV_HEAD = {"num_key_value_heads": 1}
 _EP = {"expert": 2}
@@ -67,18 +68,18 @@ ROWS: tuple[Row, ...] = (
     Row("pp4-first-1-last-1-of-6", 4, _ENDS, layers=6, model=_TIED, trainer=_OVERLAP),
     # Context parallel, both ways for each kind of layer.
     Row("cp2", 2, _CP, quick=True),
-    Row("cp2-mtp2-joined-policy", 2, _CP, mtp=2, draft=_JOINED, objective="policy"),
+    Row("cp2-gather-mtp2-joined-policy", 2, {**_CP, **_GATHERED}, mtp=2, draft=_JOINED, objective="policy"),
     Row("cp2-heads-state-mtp1", 2, {**_CP, **_BY_HEADS, **_BY_STATE}, mtp=1),
     Row("cp2-heads-heads-mtp1", 2, {**_CP, **_BY_HEADS}, mtp=1),
-    Row("cp2-gather-state-mtp1-policy", 2, {**_CP, **_BY_STATE}, mtp=1, objective="policy"),
+    Row("cp2-gather-state-mtp1-policy", 2, {**_CP, **_GATHERED, **_BY_STATE}, mtp=1, objective="policy"),
     # Pieces of a few tokens: states and convolutions reach over several ranks.
-    Row("cp4", 4, {"context": 4}, quick=True),
+    Row("cp4-gather", 4, {"context": 4, **_GATHERED}, quick=True),
     Row("cp4-heads-mtp1", 4, {"context": 4, **_BY_HEADS}, mtp=1),
     # More tensor-parallel ranks than key/value heads.
     Row("tp2-one-kv-head", 2, _TP, model=_ONE_KV_HEAD, mtp=1, quick=True),
     Row("tp2-sp-one-kv-head-selective", 2, _SP, model=_ONE_KV_HEAD, trainer=_SELECTIVE),
     Row("tp4-sp-two-kv-heads", 4, {"tensor": 4, "sequence": True}, model={"linear_num_key_heads": 4}, mtp=1),
-    Row("tp2-cp2-one-kv-head", 4, {**_TP, **_CP}, model=_ONE_KV_HEAD),
+    Row("tp2-cp2-one-kv-head-gather", 4, {**_TP, **_CP, **_GATHERED}, model=_ONE_KV_HEAD),
     Row("tp2-cp2-one-kv-head-heads", 4, {**_TP, **_CP, **_BY_HEADS}, model=_ONE_KV_HEAD),
     Row("tp2-cp2-heads-heads-mtp1", 4, {**_TP, **_CP, **_BY_HEADS}, model={"linear_num_key_heads": 4}, mtp=1),
     # Experts: with the balance loss on, over expert ranks, with experts cut by tensor ranks and whole.
@@ -100,7 +101,7 @@ ROWS: tuple[Row, ...] = (
     Row("moe-tp2-sp-ep2-etp1", 2, {**_SP, **_EP, "expert_tensor": 1}, family="moe", mtp=1, balance=0.5),
     Row("moe-pp2", 2, _PP, family="moe", mtp=1, balance=0.5),
     Row("moe-pp2-chunks2-full", 2, _INTERLEAVED, family="moe", trainer=_FULL, balance=0.5),
-    Row("moe-cp2", 2, _CP, family="moe", mtp=1, balance=0.5),
+    Row("moe-cp2-gather", 2, {**_CP, **_GATHERED}, family="moe", mtp=1, balance=0.5),
     Row("moe-cp2-ep2", 2, {**_CP, **_EP}, family="moe", mtp=1, balance=0.5),
     Row("moe-ep2-full-mtp1", 2, _EP, family="moe", trainer=_FULL, mtp=1, balance=0.5),
     Row("moe-ep2-selective-mtp1", 2, _EP, family="moe", trainer=_SELECTIVE, mtp=1, balance=0.5),

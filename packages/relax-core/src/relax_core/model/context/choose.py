@@ -3,7 +3,6 @@
 import logging
 from dataclasses import dataclass
 from functools import cache
-from math import lcm
 from typing import Any, Literal, cast
 
 from relax_core.device import ParallelConfig
@@ -40,16 +39,18 @@ class ContextChoice:
 
 
 def choose_attention(
-    wanted: Literal["auto", "gather", "heads"], *, heads: int, kv_heads: int, tensor: int, context: int
+    wanted: Literal["auto", "gather", "heads"], *, heads: int, tensor: int, context: int
 ) -> AttentionChoice:
     """What full attention does with its share of the row.
 
-    `auto` takes the way that moves fewer values, and "gather" where they are equal: it has no limit.
+    `auto` takes "heads" where it can. "gather" moves fewer values with few key/value heads, which is little
+    beside the attention of a long row; but its two calls see stretches of keys of different lengths, for
+    which kernels are slower, and samples that end anywhere make some ranks wait for others
+    (`benchmarks/trainer/layouts.py`).
 
     Args:
         wanted: the setting.
         heads: query heads of the whole model.
-        kv_heads: key/value heads of the whole model.
         tensor: tensor-parallel ranks.
         context: context-parallel ranks.
 
@@ -71,14 +72,10 @@ def choose_attention(
         return AttentionChoice(wanted, "asked for by context_attention")
     if not fits:
         return AttentionChoice("gather", limit)
-    queries, keys = heads // tensor, max(1, kv_heads // tensor)
-    moved = (context - 1) / context
-    by_gather = moved * 2 * keys * context
-    by_heads = moved * 2 * (queries + lcm(keys, context))
     return AttentionChoice(
-        "heads" if by_heads < by_gather else "gather",
-        f"heads that a rank receives per token it holds: {by_gather:g} by gathering keys and values, "
-        f"{by_heads:g} by exchanging heads",
+        "heads",
+        f"{heads} query heads divide by {tensor * context}: each rank attends over the whole row in one "
+        "call, and all ranks to equally much",
     )
 
 
@@ -132,9 +129,7 @@ def choose_context(config: Any, model: Qwen35Config, parallel: ParallelConfig) -
     """
     sizes = {"tensor": parallel.tensor, "context": parallel.context}
     choice = ContextChoice(
-        choose_attention(
-            parallel.context_attention, heads=model.attention_heads, kv_heads=model.kv_heads, **sizes
-        ),
+        choose_attention(parallel.context_attention, heads=model.attention_heads, **sizes),
         choose_delta(
             parallel.context_delta,
             key_heads=model.delta_key_heads,
