@@ -203,6 +203,7 @@ def sglang_cpu(session: nox.Session) -> None:
     real = {"RELAX_TEST_SGLANG": "1"}
     run_pytest(session, str(rollout / "tests" / "contract"), "-k", "sglang", env=real)
     run_pytest(session, "tests/test_sglang_run.py", env=real)
+    run_pytest(session, "tests/test_npu_servers.py", "-k", "real", env=real)
 
 
 @nox.session(python=PYTHON, tags=["check"])

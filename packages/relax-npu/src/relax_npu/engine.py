@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from relax_npu import hccl
+from relax_npu.allocator import VARIABLE as ALLOCATOR
+
 _GRAPH_BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _PAGE = 128
 _PREFILL = 8192
@@ -56,12 +59,14 @@ def launch_arguments(model: Mapping[str, Any], shape: EngineShape) -> dict[str, 
         "chunked_prefill_size": _PREFILL,
         "max_prefill_tokens": _PREFILL,
         "max_running_requests": shape.max_requests,
-        "cuda_graph_bs": [size for size in _GRAPH_BATCHES if size <= shape.max_requests],
+        "cuda_graph_bs_decode": [size for size in _GRAPH_BATCHES if size <= shape.max_requests],
     }
     if hybrid:
         # Its prefix cache wants pages of one token; states of several drafts multiply the cache.
         arguments |= {
             "disable_radix_cache": True,
+            # The NPU's recurrent kernels read states in bfloat16, whatever they were stored in.
+            "mamba_ssm_dtype": "bfloat16",
             "max_mamba_cache_size": shape.max_requests * (3 + shape.draft_tokens) // 2 * 2,
         }
     if shape.data_parallel > 1:
@@ -86,8 +91,28 @@ def engine_environment(shape: EngineShape) -> dict[str, str]:
     Weights keep the layout that they were loaded in, for an update writes them in that one.
     """
     variables = {"SGLANG_NPU_DISABLE_ACL_FORMAT_WEIGHT": "1", "STREAMS_PER_DEVICE": "32"}
-    if shape.draft_tokens:
-        variables["SGLANG_ENABLE_SPEC_V2"] = "1"
     if shape.colocated:
-        variables["PYTORCH_NPU_ALLOC_CONF"] = "expandable_segments:False"
+        # Memory that is given back and taken again does not go with segments that grow.
+        variables[ALLOCATOR] = "expandable_segments:False"
     return variables
+
+
+class NpuServers:
+    """What relax-rollout asks for SGLang servers on the NPU (entry point `relax_rollout.sglang_devices`).
+
+    Attributes:
+        plugins: names of the entry points in `sglang.srt.plugins` that a server must load.
+    """
+
+    plugins = ("relax_npu",)
+
+    def arguments(
+        self, model: Mapping[str, Any], *, devices: int, max_requests: int, draft_tokens: int
+    ) -> dict[str, Any]:
+        """See `launch_arguments`; relax-rollout's servers always give their memory back on demand."""
+        return launch_arguments(model, EngineShape(devices, True, max_requests, draft_tokens))
+
+    def environment(self, *, devices: int, draft_tokens: int) -> dict[str, str]:
+        """See `engine_environment`; with the ports that a die shared with the trainer needs."""
+        shape = EngineShape(devices, colocated=True, draft_tokens=draft_tokens)
+        return hccl.hccl_environment(processes_per_die=2) | engine_environment(shape)

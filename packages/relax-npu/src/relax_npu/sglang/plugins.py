@@ -1,6 +1,6 @@
 """Every correction of SGLang on the NPU, in the order in which they are installed."""
 
-from relax_npu.sglang import cache_slots, sampler, streams, token_logprobs, verify, weights
+from relax_npu.sglang import cache_slots, ipc, sampler, streams, token_logprobs, verify, weights
 from relax_npu.upstream.fix import Fix
 
 _VERSIONS = ("0.5.15",)
@@ -94,6 +94,20 @@ PLUGINS: tuple[Fix, ...] = (
         wrong="copies derived from weights keep their old values after a weight update",
         apply=weights.apply,
         test=f"{_TESTS}::test_an_update_refills_the_transposed_convolution",
+    ),
+    Fix(
+        name="sglang-ipc-payloads",
+        distribution="sglang",
+        versions=_VERSIONS,
+        module="sglang.srt.utils.patch_torch",
+        expects={
+            "npu_verl_to_sglang": ("device",),
+            "register_sgl_tp_rank": ("rank",),
+            "_REDUCE_TENSOR_ARG_DEVICE_INDEX": (),
+        },
+        wrong="a rank opens every payload as memory of its own die, wherever it lies",
+        apply=ipc.apply,
+        test="packages/relax-npu/simulated_tests/test_sglang_payloads.py::test_a_payload_of_another_die_is_refused",
     ),
 )
 

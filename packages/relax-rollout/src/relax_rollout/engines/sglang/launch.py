@@ -5,7 +5,7 @@ import os
 from importlib.util import find_spec
 from pathlib import Path
 
-from relax_rollout.engines.sglang import plugin, serve
+from relax_rollout.engines.sglang import accelerators, plugin, serve
 from relax_rollout.engines.sglang.config import SglangConfig
 from relax_rollout.engines.sglang.process import python
 from relax_rollout.engines.sglang.view import MARGIN, is_text_only
@@ -71,7 +71,7 @@ def command(config: SglangConfig, served: Path, port: int) -> list[str]:
             "--speculative-num-draft-tokens": config.draft_tokens + 1,
         }
     pairs = [str(part) for name, value in given.items() if value is not None for part in (name, value)]
-    return python("-m", serve.__name__, *pairs, *flags, *config.arguments)
+    return python("-m", serve.__name__, *pairs, *flags, *accelerators.arguments(config), *config.arguments)
 
 
 def environment(config: SglangConfig) -> dict[str, str]:
@@ -81,7 +81,7 @@ def environment(config: SglangConfig) -> dict[str, str]:
     dtype = config.dtype if config.dtype != "auto" else str(text.get("dtype") or text.get("torch_dtype"))
     found = {
         serve.PARENT: str(os.getpid()),
-        "SGLANG_PLUGINS": "relax",
+        **accelerators.environment(config),
         # By default a bfloat16 copy of the last inputs, also in a float32 model.
         "SGLANG_MAMBA_CONV_DTYPE": dtype,
         "HF_HUB_OFFLINE": "1",

@@ -8,6 +8,7 @@ import ctypes
 import os
 import signal
 import sys
+from importlib.metadata import entry_points
 from typing import Any
 
 from relax_rollout.engines.sglang import plugin
@@ -29,6 +30,7 @@ def main() -> None:
     from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import ServerArgs
 
+    _require_plugins()
     load_plugins()
     missing = plugin.missing_hooks()
     if missing:
@@ -39,6 +41,16 @@ def main() -> None:
     if os.environ.get(plugin.TEXT_ONLY) == "1":
         arguments.enable_multimodal = False
     launch_server(ServerArgs.from_cli_args(arguments))
+
+
+def _require_plugins() -> None:
+    """Ends with a text if a plugin that was named is not there: SGLang passes over it without a word."""
+    installed = {entry.name: entry for entry in entry_points(group="sglang.srt.plugins")}
+    for name in filter(None, os.environ.get("SGLANG_PLUGINS", "").split(",")):
+        if name not in installed:
+            sys.exit(f"SGLang's plugin {name} is not installed; there are: {', '.join(sorted(installed))}")
+        # SGLang would only log what goes wrong here.
+        installed[name].load()
 
 
 if __name__ == "__main__":
