@@ -35,6 +35,7 @@ def cross_problems(sections: Mapping[str, BaseModel]) -> list[Problem]:
 
 
 def _warmup_fits(trainer: TrainerConfig, run: RunConfig) -> Iterator[Problem]:
+    """A learning rate that still rises when the run ends never reaches its peak."""
     updates = run.steps * trainer.optimizer_steps_per_batch
     if trainer.warmup_steps >= updates:
         yield Problem(
@@ -49,6 +50,7 @@ def _warmup_fits(trainer: TrainerConfig, run: RunConfig) -> Iterator[Problem]:
 def _batch_can_be_split(
     algorithm: AlgorithmConfig, rollout: RolloutConfig, sft: SftConfig, trainer: TrainerConfig
 ) -> Iterator[Problem]:
+    """A batch has no more parts than prompts or samples."""
     rl = algorithm.algorithm.loop == "rl"
     name, count = (
         ("rollout.prompts_per_step", rollout.prompts_per_step)
@@ -65,6 +67,7 @@ def _batch_can_be_split(
 
 
 def _group_gives_a_signal(algorithm: AlgorithmConfig, rollout: RolloutConfig) -> Iterator[Problem]:
+    """Advantages that compare the completions of a prompt need several of them."""
     least = algorithm.algorithm.min_group_size
     if algorithm.algorithm.loop == "rl" and rollout.samples_per_prompt < least:
         yield Problem(
@@ -76,6 +79,7 @@ def _group_gives_a_signal(algorithm: AlgorithmConfig, rollout: RolloutConfig) ->
 
 
 def _policy_is_sampled(algorithm: AlgorithmConfig, rollout: RolloutConfig) -> Iterator[Problem]:
+    """Equal completions have equal rewards, from which nothing is learnt."""
     if algorithm.algorithm.loop == "rl" and rollout.temperature == 0:
         yield Problem(
             ("rollout", "temperature"),
@@ -86,6 +90,7 @@ def _policy_is_sampled(algorithm: AlgorithmConfig, rollout: RolloutConfig) -> It
 
 
 def _evaluation_has_rows(evaluation: EvalConfig, data: DataConfig) -> Iterator[Problem]:
+    """An evaluation needs held-out rows."""
     if evaluation.every and data.eval_path is None and data.eval_fraction == 0 and not evaluation.sets:
         yield Problem(
             ("eval", "every"),
@@ -96,6 +101,7 @@ def _evaluation_has_rows(evaluation: EvalConfig, data: DataConfig) -> Iterator[P
 
 
 def _ranks_hold_whole_models(cluster: ClusterConfig, parallel: ParallelConfig) -> Iterator[Problem]:
+    """Tensor x pipeline x context ranks hold one replica of the model."""
     size = parallel.model_size
     if cluster.trainer_ranks % size:
         given = (
@@ -111,6 +117,7 @@ def _ranks_hold_whole_models(cluster: ClusterConfig, parallel: ParallelConfig) -
 
 
 def _only_sampling_can_run_ahead(cluster: ClusterConfig, algorithm: AlgorithmConfig) -> Iterator[Problem]:
+    """An algorithm that samples nothing has no engines."""
     if algorithm.algorithm.loop == "rl":
         return
     for name, idle in (("placement", "colocate"), ("engines", 1)):
@@ -124,6 +131,7 @@ def _only_sampling_can_run_ahead(cluster: ClusterConfig, algorithm: AlgorithmCon
 
 
 def _only_samples_are_passed(evaluation: EvalConfig, algorithm: AlgorithmConfig) -> Iterator[Problem]:
+    """pass@k is of sampled completions."""
     if algorithm.algorithm.loop == "rl":
         return
     for name in ("sets", "pass_at"):
@@ -137,6 +145,7 @@ def _only_samples_are_passed(evaluation: EvalConfig, algorithm: AlgorithmConfig)
 
 
 def _stale_samples_are_corrected(cluster: ClusterConfig, algorithm: AlgorithmConfig) -> Iterator[Problem]:
+    """Completions of older weights need an importance correction."""
     if cluster.placement != "colocate" and algorithm.correction == "none":
         yield Problem(
             ("algorithm", "correction"),
@@ -149,6 +158,7 @@ def _stale_samples_are_corrected(cluster: ClusterConfig, algorithm: AlgorithmCon
 def _streams_sample_no_more_than_is_trained(
     cluster: ClusterConfig, rollout: RolloutConfig
 ) -> Iterator[Problem]:
+    """Where sampling never stops there is no last completion to wait for."""
     if cluster.placement == "colocate":
         return
     for name, idle in (("over_sampling", "1"), ("early_abort", "off")):
@@ -164,6 +174,7 @@ def _streams_sample_no_more_than_is_trained(
 
 
 def _partial_rollouts_are_corrected(rollout: RolloutConfig, algorithm: AlgorithmConfig) -> Iterator[Problem]:
+    """Completions that hold tokens of older weights need an importance correction."""
     if rollout.early_abort == "continue" and algorithm.correction == "none":
         yield Problem(
             ("algorithm", "correction"),
@@ -175,6 +186,7 @@ def _partial_rollouts_are_corrected(rollout: RolloutConfig, algorithm: Algorithm
 
 
 def _environments_need_conversations(environment: EnvironmentConfig, data: DataConfig) -> Iterator[Problem]:
+    """Replies of an environment are turns of a conversation."""
     if environment.name is not None and not data.chat:
         yield Problem(
             ("data", "chat"),
@@ -185,6 +197,7 @@ def _environments_need_conversations(environment: EnvironmentConfig, data: DataC
 
 
 def _reference_is_read(algorithm: AlgorithmConfig, model: ModelSettings) -> Iterator[Problem]:
+    """A reference policy is for a KL."""
     if model.reference_path is not None and not algorithm.needs_reference:
         yield Problem(
             ("model", "reference_path"),
@@ -195,6 +208,7 @@ def _reference_is_read(algorithm: AlgorithmConfig, model: ModelSettings) -> Iter
 
 
 def _on_policy_alone(algorithm: AlgorithmConfig, trainer: TrainerConfig) -> Iterator[Problem]:
+    """Without a policy ratio the second step on a batch has the wrong gradient."""
     if algorithm.algorithm.on_policy and trainer.optimizer_steps_per_batch > 1:
         yield Problem(
             ("trainer", "optimizer_steps_per_batch"),
@@ -206,6 +220,7 @@ def _on_policy_alone(algorithm: AlgorithmConfig, trainer: TrainerConfig) -> Iter
 
 
 def _groups_are_filtered(algorithm: AlgorithmConfig, rollout: RolloutConfig) -> Iterator[Problem]:
+    """An algorithm that drops groups without spread has to be told to sample others."""
     if algorithm.algorithm.needs_dynamic_sampling and not rollout.dynamic_sampling:
         yield Problem(
             ("rollout", "dynamic_sampling"),
@@ -217,6 +232,7 @@ def _groups_are_filtered(algorithm: AlgorithmConfig, rollout: RolloutConfig) -> 
 
 
 def _overlong_zone_fits(reward: RewardConfig, rollout: RolloutConfig) -> Iterator[Problem]:
+    """The zone of the length penalty lies before the length at which completions are cut."""
     if reward.overlong_tokens > rollout.max_new_tokens:
         yield Problem(
             ("reward", "overlong_tokens"),
@@ -227,6 +243,7 @@ def _overlong_zone_fits(reward: RewardConfig, rollout: RolloutConfig) -> Iterato
 
 
 def _critic_is_trained(critic: CriticConfig, algorithm: AlgorithmConfig, run: RunConfig) -> Iterator[Problem]:
+    """A critic's settings need an algorithm with a critic, and the policy a step to learn in."""
     if not algorithm.algorithm.needs_critic:
         for name, info in CriticConfig.model_fields.items():
             if getattr(critic, name) != info.default:
