@@ -1,5 +1,6 @@
 """A process becomes a trainer rank: alone without a port, or under a launcher's environment."""
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -35,11 +36,14 @@ def test_one_process_needs_no_launcher_and_can_start_again():
 
 def test_a_busy_rendezvous_port_does_not_matter():
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 29500))
-        taken.listen()
+        # Where somebody else holds the port it is as busy.
+        with contextlib.suppress(OSError):
+            taken.bind(("127.0.0.1", 29500))
+            taken.listen()
+        bound = taken.getsockname()[1] == 29500
         initialise("cpu")
         listening = [c.laddr.port for c in psutil.Process().net_connections("tcp") if c.status == "LISTEN"]
-        assert listening.count(29500) == 1
+        assert listening.count(29500) == bound
 
 
 def test_starting_twice_is_refused():
