@@ -17,7 +17,15 @@ from relax_kernels import AdamShard, AdamShards, CuSeqlens, join_float32, sort_b
 from relax_kernels.testing import Target, assert_near, grads_of
 from relax_kernels.testing.adam_cases import OPTIONS
 from relax_kernels.torch_backend import backend as torch_backend
-from relax_kernels.triton_backend import conv, delta_gates, experts, logprob, norms
+from relax_kernels.triton_backend import (
+    conv,
+    delta_gates,
+    experts,
+    logprob,
+    logprob_fixed,
+    logprob_slices,
+    norms,
+)
 from relax_kernels.triton_backend.backend import TritonBackend
 from triton.runtime import interpreter
 
@@ -81,6 +89,10 @@ def calls() -> dict[str, tuple[tuple[torch.Tensor | None, ...], dict[str, Any]]]
         "linear_logprob": (
             (normal(13, 16, seed=1), normal(1000, 16, seed=2), target_T),
             {**head, "reduce_hidden_grad": True},
+        ),
+        "linear_logprob of a fixed head": (
+            (normal(13, 16, seed=1), normal(1000, 16, seed=2).detach(), target_T),
+            {**head, "with_entropy": False, "top_k": None, "reduce_hidden_grad": True},
         ),
         "add_rms_norm": (
             (normal(5, 7, 40, seed=1), normal(5, 7, 40, seed=2), normal(40, seed=3)),
@@ -147,18 +159,20 @@ def main() -> None:
     accept_arrays_of_one()
     # Small pieces, so that the small inputs here have several.
     conv.FORWARD, conv.BACKWARD = {"L": 16, "B": 16}, {"L": 16, "B": 16, "UNROLL": 4}
-    logprob.STEP, logprob.MIN_SLICE = 64, 256
-    logprob.LOGITS_AT_ONCE = 13 * 256
+    logprob.STEP = logprob_fixed.STEP = 64
+    logprob_slices.MIN_SLICE = 256
+    logprob_slices.LOGITS_AT_ONCE = 13 * 256
     norms.TILE = 128
     experts.TILE = 16
     delta_gates.TILE = 64
-    for op, (tensors, options) in calls().items():
+    for name, (tensors, options) in calls().items():
+        op = name.split()[0]
         expected = results(torch_backend.IMPLEMENTATIONS[op], tensors, options)
         actual = results(TritonBackend().implementation(op), tensors, options)
         for index, (a, e) in enumerate(zip(actual, expected, strict=True)):
             if e is not None:
-                assert_near(a, e, 1e-5, f"{op} result {index}")
-        print(op, "agrees")
+                assert_near(a, e, 1e-5, f"{name} result {index}")
+        print(name, "agrees")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ OPERATORS = (
     "output_gate",
     "rotary",
     "linear_logprob",
+    "linear_logprob of a fixed head",
     "add_rms_norm",
     "delta_gates",
     "router_topk",

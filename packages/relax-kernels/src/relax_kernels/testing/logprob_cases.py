@@ -30,6 +30,8 @@ class _Setting:
     """Factor on the weight."""
     slack: float = 1.0
     """Factor on the tolerance: the rounding of a logit grows with the logit."""
+    fixed: bool = False
+    """Whether the head wants no gradient."""
 
 
 def cases() -> Iterator[Case]:
@@ -51,6 +53,12 @@ def cases() -> Iterator[Case]:
     yield _case("top-5-temperature", _Setting(top_k=5, temperature=0.6, without_target=0.0))
     yield _case("top-of-no-target", _Setting(top_k=5, without_target=1.0))
     yield _case("top-of-all", _Setting(top_k=517))
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        fixed = _Setting(fixed=True, dtype=dtype, entropy=False, temperature=0.7)
+        yield _case(f"fixed-head-{dtype_name(dtype)}", fixed)
+    yield _case("fixed-head-entropy", _Setting(fixed=True, dtype=torch.bfloat16))
+    large = _Setting(fixed=True, dtype=torch.bfloat16, entropy=False, size=20.0, slack=20.0)
+    yield _case("fixed-head-large-logits", large)
     # Qwen3.5's vocabulary: hidden's gradient sums a quarter of a million products in float32.
     whole = _Setting(tokens=3, hidden=16, vocabulary=248320, top_k=8, size=1.0, slack=10.0)
     yield _case("vocabulary-248320", whole)
@@ -64,7 +72,8 @@ def _case(name: str, setting: _Setting) -> Case:
 
 def _check(s: _Setting, target: Target) -> None:
     hidden = target.normal(s.tokens, s.hidden, seed=1, dtype=s.dtype)
-    weight = target.normal(s.vocabulary, s.hidden, seed=2).detach().mul(s.size).to(s.dtype).requires_grad_()
+    weight = target.normal(s.vocabulary, s.hidden, seed=2).detach().mul(s.size).to(s.dtype)
+    weight.requires_grad_(not s.fixed)
     generator = torch.Generator().manual_seed(3)
     token_T = torch.randint(0, s.vocabulary, (s.tokens,), generator=generator)
     token_T[torch.rand(s.tokens, generator=generator) < s.without_target] = -1
@@ -78,12 +87,14 @@ def _check(s: _Setting, target: Target) -> None:
         top_k=s.top_k,
         chunk_tokens=s.chunk,
     )
-    grads = grads_of(result, (hidden, weight))
-    hidden64, weight64 = leaves = float64_leaves((hidden, weight))
+    trained = (hidden,) if s.fixed else (hidden, weight)
+    grads = grads_of(result, trained)
+    hidden64, weight64 = float64_leaves((hidden, weight))
+    leaves = (hidden64, weight64)[: len(trained)]
     logprob, entropy = references.linear_logprob(hidden64, weight64, token_T, s.temperature)
     expected = (logprob, entropy if s.entropy else None)
     allowed = tolerance(s.dtype, target.device) * s.slack
-    names = "logprob entropy dhidden dweight"
+    names = "logprob entropy dhidden" if s.fixed else "logprob entropy dhidden dweight"
     assert_parity((*result[:2], *grads), (*expected, *grads_of(expected, leaves)), allowed, names)
     if s.top_k is None:
         assert result[2:] == (None, None), "top-k was not asked for"

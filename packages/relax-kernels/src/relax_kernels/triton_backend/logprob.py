@@ -4,8 +4,8 @@ T tokens, D hidden, V vocabulary entries of this rank, C of one slice, K largest
 BLAS library's; between them run kernels over the float32 logits of one slice. Slices of the vocabulary, not
 of the tokens: the weight's gradient is then complete after one product, in full precision, and what adds up
 over slices is hidden's, which is small. The forward pass keeps one number a token (two with the entropy); the
-backward pass computes the logits again: four products of T * D * V in all. The largest entries are torch's
-topk of each slice, merged.
+backward pass computes the logits again: four products of T * D * V in all, or two for a weight that wants no
+gradient (`logprob_fixed.py`). The largest entries are torch's topk of each slice, merged.
 """
 
 from __future__ import annotations
@@ -21,35 +21,9 @@ from torch.distributed import ProcessGroup
 from relax_kernels.top_k import largest, largest_over_ranks
 from relax_kernels.triton_backend.jit import apply
 from relax_kernels.triton_backend.launch import dense_rows, on_device_of
+from relax_kernels.triton_backend.logprob_fixed import fixed_head_logprob
 from relax_kernels.triton_backend.logprob_kernels import gather_kernel, spread_kernel
-
-# Logits of one slice at once: 6 bytes each in the backward pass, 0.75 GiB in all.
-LOGITS_AT_ONCE = 1 << 27
-MIN_SLICE = 1024
-STEP = 4096
-
-
-def _slices(tokens: int, vocabulary: int, chunk_tokens: int | None) -> list[tuple[int, int]]:
-    """Return (first, entries) of slices of almost equal width, multiples of 256 where there are several.
-
-    `chunk_tokens` asks for no more logits at once than that many tokens have.
-    """
-    at_once = LOGITS_AT_ONCE if chunk_tokens is None else chunk_tokens * vocabulary
-    widest = max(MIN_SLICE, at_once // max(tokens, 1))
-    count = -(-vocabulary // widest)
-    width = -(-vocabulary // (count * 256)) * 256
-    return [(first, min(width, vocabulary - first)) for first in range(0, vocabulary, width)]
-
-
-def _float32_product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, accumulate: bool = False) -> None:
-    """Write a @ b into a float32 `out`, or add it, without rounding to the inputs' dtype in between."""
-    if not a.is_cuda:
-        product = a.float() @ b.float()
-        out.copy_(product + out if accumulate else product)
-    elif accumulate:
-        torch.addmm(out, a, b, out_dtype=torch.float32, out=out)
-    else:
-        torch.mm(a, b, out_dtype=torch.float32, out=out)
+from relax_kernels.triton_backend.logprob_slices import STEP, float32_product, over_ranks, slices_of
 
 
 class _LinearLogprob(torch.autograd.Function):
@@ -68,7 +42,7 @@ class _LinearLogprob(torch.autograd.Function):
     ) -> tuple[torch.Tensor | None, ...]:
         hidden_TD, weight_VD = hidden_TD.contiguous(), dense_rows(weight_VD)
         (T, _), V = hidden_TD.shape, weight_VD.shape[0]
-        slices = _slices(T, V, chunk_tokens)
+        slices = slices_of(T, V, chunk_tokens)
         offset = 0 if group is None else group.rank() * V
 
         def floats(fill: float) -> torch.Tensor:
@@ -81,7 +55,7 @@ class _LinearLogprob(torch.autograd.Function):
         with on_device_of(hidden_TD):
             for first, entries in slices:
                 logits_TC = buffer[: T * entries].view(T, entries)
-                _float32_product(hidden_TD, weight_VD[first : first + entries].T, logits_TC)
+                float32_product(hidden_TD, weight_VD[first : first + entries].T, logits_TC)
                 gather_kernel[(T,)](
                     logits_TC,
                     target_T,
@@ -102,7 +76,7 @@ class _LinearLogprob(torch.autograd.Function):
                     index_TK = torch.cat((index_TK, place_TK + (offset + first)), 1)
                     largest_TK, index_TK = largest(torch.cat((largest_TK, value_TK), 1), index_TK, top_k)
         if group is not None:
-            top_T, total_T, chosen_T, weighted_T = _over_ranks(group, top_T, total_T, chosen_T, weighted_T)
+            top_T, total_T, chosen_T, weighted_T = over_ranks(group, top_T, total_T, chosen_T, weighted_T)
         lse_T = top_T + total_T.log()
         entropy_T = total_T.log() - weighted_T / total_T if with_entropy else None
         ctx.save_for_backward(hidden_TD, weight_VD, target_T, lse_T, entropy_T)
@@ -135,7 +109,7 @@ class _LinearLogprob(torch.autograd.Function):
                 slice_CD = weight_VD[first : first + entries]
                 logits_TC = buffer[: T * entries].view(T, entries)
                 dlogits_TC = dbuffer[: T * entries].view(T, entries)
-                _float32_product(hidden_TD, slice_CD.T, logits_TC)
+                float32_product(hidden_TD, slice_CD.T, logits_TC)
                 spread_kernel[(T, triton.cdiv(entries, STEP))](
                     logits_TC,
                     target_T,
@@ -154,7 +128,7 @@ class _LinearLogprob(torch.autograd.Function):
                     num_warps=8,
                 )
                 if needs_hidden:
-                    _float32_product(dlogits_TC, slice_CD, dhidden_TD, accumulate=first > 0)
+                    float32_product(dlogits_TC, slice_CD, dhidden_TD, accumulate=first > 0)
                 if dweight_VD is not None:
                     torch.mm(dlogits_TC.T, hidden_TD, out=dweight_VD[first : first + entries])
         if not needs_hidden:
@@ -162,23 +136,6 @@ class _LinearLogprob(torch.autograd.Function):
         if group is not None:
             dist.all_reduce(dhidden_TD, group=group)
         return dhidden_TD.to(hidden_TD.dtype), dweight_VD, None, None, None, None, None, None, None
-
-
-def _over_ranks(
-    group: ProcessGroup,
-    top_T: torch.Tensor,
-    total_T: torch.Tensor,
-    chosen_T: torch.Tensor,
-    weighted_T: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Combine each rank's part of the softmax; a rank that does not hold the target has 0 for its logit."""
-    highest_T = top_T.clone()
-    dist.all_reduce(highest_T, op=dist.ReduceOp.MAX, group=group)
-    gap_T = top_T - highest_T
-    factor_T = gap_T.exp()
-    sums_3T = torch.stack((total_T * factor_T, chosen_T, (weighted_T + gap_T * total_T) * factor_T))
-    dist.all_reduce(sums_3T, group=group)
-    return highest_T, sums_3T[0], sums_3T[1], sums_3T[2]
 
 
 def linear_logprob(
@@ -206,18 +163,32 @@ def linear_logprob(
         shape = (tokens, top_k or 0)
         ids = (nothing.new_zeros(shape), target_T.new_full(shape, -1)) if top_k else (None, None)
         return zeros_T, zeros_T if with_entropy else None, *ids
-    results: tuple[torch.Tensor | None, ...] = apply(
-        _LinearLogprob,
-        hidden_TD,
-        weight_VD,
-        target_T,
-        temperature,
-        with_entropy,
-        top_k,
-        chunk_tokens,
-        process_group,
-        reduce_hidden_grad,
-    )
+    fixed = hidden_TD.requires_grad and not weight_VD.requires_grad and torch.is_grad_enabled()
+    results: tuple[torch.Tensor | None, ...]
+    if fixed and not with_entropy and not top_k:
+        logprob_T = fixed_head_logprob(
+            hidden_TD,
+            weight_VD,
+            target_T,
+            temperature=temperature,
+            chunk_tokens=chunk_tokens,
+            process_group=process_group,
+            reduce_hidden_grad=reduce_hidden_grad,
+        )
+        results = (logprob_T, None, None, None)
+    else:
+        results = apply(
+            _LinearLogprob,
+            hidden_TD,
+            weight_VD,
+            target_T,
+            temperature,
+            with_entropy,
+            top_k,
+            chunk_tokens,
+            process_group,
+            reduce_hidden_grad,
+        )
     if skips:
         # Where there is no target: an index of -1, zeros elsewhere.
         results = tuple(

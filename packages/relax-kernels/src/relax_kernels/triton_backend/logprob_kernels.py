@@ -101,3 +101,26 @@ def spread_kernel(
         d -= tl.load(dentropy + token) * p * (logp + tl.load(entropy + token))
     d *= inverse_temperature
     tl.store(dlogits + token * out_stride_t + place, d.to(dlogits.dtype.element_ty), mask=place < entries)
+
+
+@jit
+def weigh_kernel(
+    logits: tl.tensor,
+    target: tl.tensor,
+    top: tl.tensor,
+    weights: tl.tensor,
+    entries: tl.tensor,
+    first: tl.tensor,
+    stride_t: tl.tensor,
+    out_stride_t: tl.tensor,
+    inverse_temperature: tl.tensor,
+    W: tl.constexpr,
+) -> None:
+    """Write exp(logits / temperature - top) of one token, 0 for its target; grid (T, ceil(C / W))."""
+    token = tl.program_id(0).to(tl.int64)
+    place = tl.program_id(1) * W + tl.arange(0, W)
+    inside = place < entries
+    z = tl.load(logits + token * stride_t + place, mask=inside, other=float("-inf")) * inverse_temperature
+    here = (tl.load(target + token) - first).to(tl.int32)
+    w = tl.where(place == here, 0.0, tl.exp(z - tl.load(top + token)))
+    tl.store(weights + token * out_stride_t + place, w.to(weights.dtype.element_ty), mask=inside)
