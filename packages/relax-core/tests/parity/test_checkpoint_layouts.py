@@ -7,23 +7,45 @@ from relax_core.testing import Row, differences
 REL, FLOOR = 2e-4, 2e-6
 _SP = {"tensor": 2, "sequence": True}
 _JOINED = {"detach_embedding": False, "detach_trunk": False, "detach_head": False}
+# A learning rate that changes with every step shows in its metric where the schedule stands.
+_SCHEDULE = {"schedule": "linear", "warmup_steps": 2}
+_OVERLAP = {"overlap_grad_reduce": True, "overlap_param_gather": True}
 _DENSE = {"mtp": 1, "draft": _JOINED, "model": {"tie_word_embeddings": True}}
-_MOE = {"family": "moe", "mtp": 1}
+_MOE = {"family": "moe", "mtp": 1, "balance": 0.5}
+
+
+def layout(name, ranks, parallel, **options):
+    kind = _MOE if name.startswith("moe") else _DENSE
+    return Row(name, ranks, parallel, **kind, trainer={**_SCHEDULE, **options})
+
+
 LAYOUTS = {
-    "tp2-sp": Row("tp2-sp", 2, _SP, **_DENSE),
-    "pp2": Row("pp2", 2, {"pipeline": 2}, **_DENSE),
-    "pp2-chunks2": Row("pp2-chunks2", 2, {"pipeline": 2, "pipeline_chunks": 2}, **_DENSE),
-    "dp2": Row("dp2", 2, trainer={"overlap_grad_reduce": True, "overlap_param_gather": True}, **_DENSE),
-    "cp2": Row("cp2", 2, {"context": 2}, **_DENSE),
-    "one": Row("one", 1, **_DENSE),
-    "moe-ep2": Row("moe-ep2", 2, {"expert": 2}, **_MOE),
-    "moe-tp2-sp": Row("moe-tp2-sp", 2, _SP, **_MOE),
-    "moe-pp2": Row("moe-pp2", 2, {"pipeline": 2}, **_MOE),
-    "tp2-sp-pp2": Row("tp2-sp-pp2", 4, {**_SP, "pipeline": 2}, **_DENSE),
+    row.name: row
+    for row in (
+        layout("one", 1, {}),
+        layout("tp2-sp", 2, _SP),
+        layout("pp2", 2, {"pipeline": 2}),
+        layout("pp2-chunks2", 2, {"pipeline": 2, "pipeline_chunks": 2}),
+        layout("pp2-last-1", 2, {"pipeline": 2, "last_stage_layers": 1}),
+        layout("dp2", 2, {}, **_OVERLAP),
+        layout("cp2", 2, {"context": 2}),
+        layout("tp2-sp-pp2", 4, {**_SP, "pipeline": 2}),
+        layout("moe-one", 1, {}),
+        layout("moe-dp2", 2, {}, **_OVERLAP),
+        layout("moe-ep2", 2, {"expert": 2}),
+        layout("moe-tp2-sp", 2, _SP),
+        layout("moe-tp2-sp-etp1", 2, {**_SP, "expert_tensor": 1}),
+        layout("moe-tp2-sp-ep2-etp1", 2, {**_SP, "expert": 2, "expert_tensor": 1}),
+        layout("moe-pp2", 2, {"pipeline": 2}),
+        layout("moe-cp2-ep2", 2, {"context": 2, "expert": 2}),
+    )
 }
 PAIRS = [
     ("tp2-sp", "pp2"), ("pp2", "dp2"), ("dp2", "tp2-sp"), ("cp2", "one"), ("one", "tp2-sp-pp2"),
-    ("pp2-chunks2", "tp2-sp"), ("pp2", "pp2-chunks2"), ("moe-ep2", "moe-pp2"), ("moe-tp2-sp", "moe-ep2"),
+    ("pp2-chunks2", "tp2-sp"), ("pp2", "pp2-chunks2"), ("pp2-last-1", "dp2"), ("tp2-sp", "pp2-last-1"),
+    ("moe-ep2", "moe-one"), ("moe-one", "moe-ep2"), ("moe-ep2", "moe-dp2"), ("moe-dp2", "moe-tp2-sp-etp1"),
+    ("moe-ep2", "moe-pp2"), ("moe-tp2-sp", "moe-ep2"), ("moe-tp2-sp-etp1", "moe-tp2-sp"),
+    ("moe-tp2-sp", "moe-tp2-sp-ep2-etp1"), ("moe-tp2-sp-ep2-etp1", "moe-cp2-ep2"),
 ]  # fmt: skip
 QUICK = [("tp2-sp", "pp2")]
 
@@ -42,7 +64,9 @@ def test_training_goes_on_in_another_layout(pools, tmp_path, before, after):
     again = pools(before.ranks).run(before, "resume", folder=str(tmp_path))
     assert again.metrics == through.metrics
     assert all(torch.equal(again.weights[name], weight) for name, weight in through.weights.items())
+    assert again.drawn == through.drawn
     moved = pools(after.ranks).run(after, "resume", folder=str(tmp_path))
+    assert moved.drawn == through.drawn
     lines = differences(moved, through, rel=REL, floor=FLOOR)
     assert not lines, "\n".join(lines)
 

@@ -1,7 +1,10 @@
 """Jobs that stop training in one layout and go on in another."""
 
+import random
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from relax_core.device import World
@@ -22,9 +25,10 @@ def save(row: Row, world: World, *, folder: str, asynchronous: bool = False) -> 
         trainer.step(samples, objective)
     writer = CheckpointWriter(Path(folder), trainer, keep=1, asynchronous=asynchronous)
     writer.save(BEFORE, {"drawn": torch.rand(2).tolist()})
+    drawn = _draw()
     measured = measure(row, trainer, placement, steps[BEFORE:])
     writer.finish()
-    return measured
+    return measured and replace(measured, drawn=drawn)
 
 
 def resume(row: Row, world: World, *, folder: str) -> Measured | None:
@@ -32,4 +36,10 @@ def resume(row: Row, world: World, *, folder: str) -> Measured | None:
     trainer, placement = make_trainer(row, world)
     torch.rand(100)
     load_checkpoint(Path(folder) / f"step_{BEFORE}", trainer)
-    return measure(row, trainer, placement, step_samples(row)[BEFORE:])
+    drawn = _draw()
+    measured = measure(row, trainer, placement, step_samples(row)[BEFORE:])
+    return measured and replace(measured, drawn=drawn)
+
+
+def _draw() -> tuple[float, ...]:
+    return (*torch.rand(2).tolist(), float(np.random.rand()), random.random())

@@ -39,12 +39,14 @@ class Measured:
         gradients: of each step, before clipping, by parameter.
         scores: log-probs of the first step's samples under the last weights.
         weights: after the last step.
+        drawn: what the host's generator gave after a checkpoint was written, or read.
     """
 
     metrics: list[dict[str, float]]
     gradients: list[dict[str, Tensor]]
     scores: list[Tensor]
     weights: dict[str, Tensor]
+    drawn: tuple[float, ...] = ()
 
 
 def train(row: Row, world: World) -> Measured | None:

@@ -15,6 +15,7 @@ from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from relax_core.trainer.trainer import Trainer
 
 GENERATORS = "generators"
+_HOST_GENERATORS = "host_generators"
 _OPTIMIZER_FORMAT = {"distrib_optim_sharding_type": "fully_reshardable"}
 
 
@@ -23,6 +24,7 @@ def checkpoint_content(trainer: Trainer, state: Mapping[str, Any]) -> dict[str, 
     return {
         **_tensors(trainer, is_loading=False),
         GENERATORS: _sharded_generators(),
+        _HOST_GENERATORS: _host_generators(),
         "layout": trainer.ranks.plain(),
         "loop": dict(state),
         "scheduler": trainer.training.scheduler.state_dict(),
@@ -30,7 +32,10 @@ def checkpoint_content(trainer: Trainer, state: Mapping[str, Any]) -> dict[str, 
 
 
 def loadable_content(trainer: Trainer, directory: Path, added: Sequence[str]) -> dict[str, Any]:
-    """What to ask of the checkpoint in `directory`: generators only where the layout is the same.
+    """What to ask of the checkpoint in `directory`; a rank's own generators only in the layout that wrote it.
+
+    In another layout all ranks take the host's generators, which are alike on all ranks, and the device's and
+    Megatron's stay as `run.seed` made them: nothing that is trained draws from them.
 
     Args:
         trainer: to be restored.
@@ -82,6 +87,8 @@ def restore_content(trainer: Trainer, loaded: Mapping[str, Any], *, complete: bo
     trainer.training.scheduler.load_state_dict(loaded["scheduler"])
     if GENERATORS in loaded:
         _restore_generators(loaded[GENERATORS])
+    elif _HOST_GENERATORS in loaded:
+        _restore_host_generators(loaded[_HOST_GENERATORS])
 
 
 def _tensors(trainer: Trainer, *, is_loading: bool) -> dict[str, Any]:
@@ -124,12 +131,7 @@ def _sharded_generators() -> ShardedObject:
     pipeline = parallel_state.get_pipeline_model_parallel_group()
     tensor = parallel_state.get_tensor_model_parallel_group()
     replicas = parallel_state.get_data_parallel_group(with_context_parallel=True)
-    state: dict[str, Any] = {
-        "python": random.getstate(),
-        "numpy": np.random.get_state(),
-        "torch": torch.get_rng_state(),
-        "tracked": get_cuda_rng_tracker().get_states(),
-    }
+    state = {**_host_generators(), "tracked": get_cuda_rng_tracker().get_states()}
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state()
     return ShardedObject(
@@ -140,10 +142,22 @@ def _sharded_generators() -> ShardedObject:
     )
 
 
-def _restore_generators(state: Mapping[str, Any]) -> None:
+def _host_generators() -> dict[str, Any]:
+    return {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "torch": torch.get_rng_state(),
+    }
+
+
+def _restore_host_generators(state: Mapping[str, Any]) -> None:
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"])
+
+
+def _restore_generators(state: Mapping[str, Any]) -> None:
+    _restore_host_generators(state)
     get_cuda_rng_tracker().set_states(state["tracked"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
