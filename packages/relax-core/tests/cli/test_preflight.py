@@ -56,14 +56,6 @@ def test_a_device_whose_package_is_not_installed_is_refused(monkeypatch):
     assert found["run.device"].allowed == "auto or cpu"
 
 
-def test_a_launcher_of_several_processes_is_refused(monkeypatch):
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    refuse_unready(load_config("quickstart"))
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert "without torchrun" in refused()[""].message
-
-
 def test_a_tracker_that_is_asked_for_and_not_installed_is_refused(monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
     monkeypatch.setattr("relax_core.cli.preflight.find_spec", lambda name: None)

@@ -109,7 +109,11 @@ def test_rules_across_sections_hold_for_configs_made_in_python():
             "trainer.warmup_steps",
             "an integer, at most 4",
         ),
-        (("--parallel.tensor", "2"), "cluster.trainer_ranks", "a multiple of 2, with cluster.mode ray"),
+        (
+            ("--parallel.tensor", "2"),
+            "cluster.trainer_ranks",
+            "a multiple of 2, with cluster.mode ray or under torchrun",
+        ),
         (
             ("--cluster.mode", "ray", "--cluster.engines", "2", "--algorithm.name", "sft"),
             "cluster.engines",

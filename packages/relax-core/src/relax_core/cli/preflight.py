@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from relax_core.assets import locate
+from relax_core.cli.launched import launched_ranks
 from relax_core.cli.plan import shape_refusals
 from relax_core.config.problems import ConfigError, Problem
 from relax_core.config.root import RelaxConfig
@@ -20,7 +21,7 @@ def refuse_unready(config: RelaxConfig) -> None:
         ConfigError: with everything that is not there.
     """
     problems = [
-        *_processes(),
+        *_processes(config),
         *_device(config),
         *_models(config),
         *shape_refusals(config),
@@ -33,13 +34,18 @@ def refuse_unready(config: RelaxConfig) -> None:
         raise ConfigError(problems)
 
 
-def _processes() -> Iterator[Problem]:
-    size = os.environ.get("WORLD_SIZE", "1") if "RANK" in os.environ else "1"
-    if size != "1":
+def _processes(config: RelaxConfig) -> Iterator[Problem]:
+    started, mode = launched_ranks(), config.cluster.mode
+    wanted = config.cluster.trainer_ranks if mode == "torchrun" else 1
+    if started != wanted:
         yield Problem(
-            (),
-            "a run of several processes is not built yet: start relax-train without torchrun",
-            origin=f"WORLD_SIZE={size}",
+            ("cluster", "trainer_ranks") if mode == "torchrun" else ("cluster", "mode"),
+            f"a launcher started {started} processes" if started > 1 else "no launcher started this process",
+            given=str(wanted) if mode == "torchrun" else mode,
+            origin=f"WORLD_SIZE={started}" if started > 1 else None,
+            allowed=f"torchrun --nproc-per-node {wanted} -m relax_core ..."
+            if mode == "torchrun"
+            else "torchrun, or relax-train without a launcher",
         )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from relax_core.cli.launched import fail, follow, launched_rank, with_launched_ranks
 from relax_core.cli.options import DEFAULT_RECIPE, parse_options
 from relax_core.config.problems import ConfigError, Problem
 from relax_core.run.files import RunDirectoryError
@@ -25,8 +26,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code: 0 done, 1 the run failed, 2 refused before it began, 130 interrupted.
     """
     options, flags = parse_options(sys.argv[1:] if arguments is None else arguments)
-    console = Console(stderr=True)
+    follows = launched_rank() > 0
+    console = Console(stderr=True, quiet=follows)
     try:
+        if follows and any((options.help, options.version, options.list_recipes, options.doctor)):
+            return 0
         if options.help:
             return _help(options.recipe)
         if options.version:
@@ -46,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ConfigError, RunDirectoryError) as error:
         message = Masker()(f"relax-train: {error}")
         console.print(message, soft_wrap=True, markup=False, highlight=False)
-        return 2
+        return fail(2) if follows else 2
     except KeyboardInterrupt:
         console.print("relax-train: interrupted")
         return 130
@@ -64,7 +68,9 @@ def _train(
     if resume is not None:
         config = launch.resume_config(Path(resume), flags)
     else:
-        config = load_config(recipe or DEFAULT_RECIPE, flags)
+        config = load_config(recipe or DEFAULT_RECIPE, with_launched_ranks(flags))
+    if launched_rank() > 0:
+        return 0 if dry_run else follow(config)
     if dry_run:
         return _say(Masker()(dump_config(config)).rstrip("\n"))
     if resume is not None:

@@ -10,8 +10,10 @@ from relax_core.config.section import Section, setting
 class ClusterConfig(Section):
     """Processes of a run and where they run."""
 
-    mode: Literal["inline", "ray"] = setting(
-        "inline", "Everything in one process, or trainer ranks, engines and rewards as Ray actors."
+    mode: Literal["inline", "torchrun", "ray"] = setting(
+        "inline",
+        "Everything in one process; ranks that a launcher started, the first of which samples; or trainer "
+        "ranks, engines and rewards as Ray actors. Under torchrun it is torchrun by itself.",
     )
     placement: Literal["colocate", "async", "hybrid"] = setting(
         "colocate",
@@ -47,14 +49,19 @@ class ClusterConfig(Section):
     )
 
     @model_validator(mode="after")
-    def _only_ray_has_several_processes(self) -> Self:
+    def _only_ray_has_engines_of_its_own(self) -> Self:
         if self.mode == "ray":
             return self
-        for name in ("placement", "address", "trainer_ranks", "engines", "object_store_gib"):
+        only_ray = ("placement", "address", "engines", "object_store_gib")
+        for name in (*only_ray, *(("trainer_ranks",) if self.mode == "inline" else ())):
             given, default = getattr(self, name), type(self).model_fields[name].default
             if given != default:
+                why = {
+                    "inline": "one process does everything",
+                    "torchrun": "the launcher's ranks train and the first one samples",
+                }[self.mode]
                 raise ValueError(
-                    f"{name} is {given!r} and mode is inline: one process does everything; set mode to ray, "
+                    f"{name} is {given!r} and mode is {self.mode}: {why}; set mode to ray, "
                     f"or {name} to {'null' if default is None else default}"
                 )
         return self

@@ -112,7 +112,7 @@ def _ranks_hold_whole_models(cluster: ClusterConfig, parallel: ParallelConfig) -
             f"the ranks cannot be divided into replicas of {given}"
             + ("; one process holds one rank" if cluster.mode == "inline" else ""),
             given=str(cluster.trainer_ranks),
-            allowed=f"a multiple of {size}, with cluster.mode ray",
+            allowed=f"a multiple of {size}, with cluster.mode ray or under torchrun",
         )
 
 

@@ -71,6 +71,10 @@ def _load(
 def _open_session(config: RelaxConfig) -> AbstractContextManager[Session[Any]]:
     if config.cluster.mode == "inline":
         return open_session(config)
+    if config.cluster.mode == "torchrun":
+        from relax_core.loop.launched import open_launched_session
+
+        return open_launched_session(config)
     from relax_core.cluster.environment import set_environment
 
     set_environment(config.cluster)
