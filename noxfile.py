@@ -9,7 +9,7 @@ import nox
 
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "uv"
-nox.options.sessions = ["lint", "types", "tests", "parity", "npu_sim", "npu_image", "e2e"]
+nox.options.sessions = ["lint", "types", "tests", "parity", "npu_sim", "npu_image", "e2e", "sglang_cpu"]
 nox.options.reuse_venv = "yes"
 # A Python that is asked for and not there is an error with the name of what is missing, never a silent skip.
 nox.options.error_on_missing_interpreters = True
@@ -186,7 +186,7 @@ def npu_stub(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", str(tests), *shared, *session.posargs, env=one_thread() | real)
 
 
-@nox.session(python=PYTHON)
+@nox.session(python=PYTHON, tags=["check"])
 def sglang_cpu(session: nox.Session) -> None:
     """Real SGLang on the CPU: the contract of engines, weight updates, drafts, the trainer on top of it.
 
@@ -201,6 +201,7 @@ def sglang_cpu(session: nox.Session) -> None:
     editable = [arg for name in PACKAGES for arg in ("-e", f"packages/{name}")]
     session.install("--no-config", "-c", pinned, "--group", "test", *editable)
     real = {"RELAX_TEST_SGLANG": "1"}
+    run_pytest(session, str(rollout / "tests" / "engines" / "sglang" / "test_router.py"), env=real)
     run_pytest(session, str(rollout / "tests" / "contract"), "-k", "sglang", env=real)
     run_pytest(session, "tests/test_sglang_run.py", env=real)
     run_pytest(session, "tests/test_npu_servers.py", "-k", "real", env=real)

@@ -111,7 +111,7 @@ def models(tmp_path_factory) -> Models:
 class SglangServers:
     """Servers that stay for the session, by what they serve; the one used longest ago makes room."""
 
-    MOST = 1
+    MOST = 2
 
     def __init__(self, root: Path) -> None:
         self._root = root

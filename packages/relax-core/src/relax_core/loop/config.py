@@ -42,6 +42,11 @@ class RolloutConfig(Section):
     urls: tuple[str, ...] = setting(
         (), "Servers of the engine sglang that run already, by URL; none are started then."
     )
+    router: str | None = setting(
+        None,
+        "sglang-router in front of the servers of the engine sglang: start, or the URL of one that runs; "
+        "null shares requests out without one.",
+    )
     draft_tokens: int = setting(
         0,
         "Tokens that the checkpoint's MTP layer drafts per step of the engine sglang; 0 is off.",
@@ -118,7 +123,12 @@ class RolloutConfig(Section):
 
     @model_validator(mode="after")
     def _only_sglang_has_servers(self) -> Self:
-        given = {"servers": self.servers > 1, "urls": bool(self.urls), "draft_tokens": self.draft_tokens > 0}
+        given = {
+            "servers": self.servers > 1,
+            "urls": bool(self.urls),
+            "router": self.router is not None,
+            "draft_tokens": self.draft_tokens > 0,
+        }
         unused = [name for name, there in given.items() if there]
         if unused and self.engine == "transformers":
             raise ValueError(

@@ -86,6 +86,7 @@ def engine_options(config: RelaxConfig, model: Path, device: str) -> dict[str, A
             "device": device.partition(":")[0],
             "servers": rollout.servers,
             "urls": rollout.urls,
+            "router": rollout.router,
             "draft_tokens": rollout.draft_tokens,
             "tensor_parallel": config.sglang.tensor,
             "max_tokens": config.sglang.max_tokens,

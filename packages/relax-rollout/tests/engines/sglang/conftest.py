@@ -13,14 +13,15 @@ from safetensors.torch import save_file
 FILE = Path(__file__).with_name("stub_server.py")
 
 
-def load_stub():
-    spec = importlib.util.spec_from_file_location("relax_rollout_stub_server", FILE)
+def load_stub(name="stub_server"):
+    spec = importlib.util.spec_from_file_location(f"relax_rollout_{name}", FILE.with_name(f"{name}.py"))
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
 stub_server = load_stub()
+stub_router = load_stub("stub_router")
 
 
 @pytest.fixture
@@ -29,6 +30,20 @@ def stubs():
     yield found
     for stub in found:
         stub.close()
+
+
+@pytest.fixture
+def make_router():
+    """Starts a stand-in of sglang-router in front of servers; gives its address."""
+    started = []
+
+    def start(urls):
+        started.append(stub_router.StubRouter(urls))
+        return started[-1].url
+
+    yield start
+    for router in started:
+        router.close()
 
 
 @pytest.fixture

@@ -34,6 +34,11 @@ class Model(nn.Module):
             self.weights[name.replace(".", "_")].data.copy_(tensor)
 
 
+class Listening(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 1024
+
+
 class Stub:
     """One server. ``faults`` maps a call to a list of what happens to its next occurrences."""
 
@@ -41,6 +46,7 @@ class Stub:
         self.faults: dict[str, list[str]] = {}
         self.calls: Counter[str] = Counter()
         self.boots = 0
+        self.delay_s = 0.0
         self.boot()
         stub = self
 
@@ -89,8 +95,7 @@ class Stub:
                 self.end_headers()
                 self.wfile.write(data)
 
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._http.daemon_threads = True
+        self._http = Listening(("127.0.0.1", 0), Handler)
         threading.Thread(target=self._http.serve_forever, daemon=True).start()
         self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
 
@@ -116,17 +121,11 @@ class Stub:
             assert self.released, "resumed twice"
             self.released = False
         elif call == "/generate":
-            return [
-                {
-                    "output_ids": [1] * s["max_new_tokens"],
-                    "meta_info": {
-                        "finish_reason": {"type": "length"},
-                        "output_token_logprobs": [[-0.5, 1, None]] * s["max_new_tokens"],
-                        "relax_versions": [receiver.version] * s["max_new_tokens"],
-                    },
-                }
-                for s in message["sampling_params"]
-            ]
+            time.sleep(self.delay_s)
+            if isinstance(message["sampling_params"], dict):
+                return self.draw(message["input_ids"], message["sampling_params"]["max_new_tokens"])
+            asked = zip(message["input_ids"], message["sampling_params"], strict=True)
+            return [self.draw(prompt, sampling["max_new_tokens"]) for prompt, sampling in asked]
         elif call in ("describe", "status"):
             return {
                 "version": receiver.version,
@@ -135,7 +134,7 @@ class Stub:
                 "running": 0,
                 "waiting": 0,
                 "manifest": receiver.manifest(),
-                "vocabulary": 99,
+                "vocabulary": 5000,
                 "context": 99,
                 "dtype": "float32",
                 "device": "cpu",
@@ -164,6 +163,17 @@ class Stub:
             receiver.discard()
         return {}
 
+    def draw(self, prompt, count):
+        """The prompt's first token again and again, so that every answer shows whose it is."""
+        return {
+            "output_ids": [prompt[0]] * count,
+            "meta_info": {
+                "finish_reason": {"type": "length"},
+                "output_token_logprobs": [[-0.5, prompt[0], None]] * count,
+                "relax_versions": [self.receiver.version] * count,
+            },
+        }
+
     def close(self) -> None:
         self._http.shutdown()
         self._http.server_close()
@@ -180,6 +190,7 @@ def flip_first_byte(path: Path) -> None:
 if __name__ == "__main__":
     server = Stub()
     server.faults = json.loads(sys.argv[1])
+    server.delay_s = server.faults.pop("delay_s", 0.0)
     sys.stdout.write(server.url + "\n")
     sys.stdout.flush()
     sys.stdin.read()

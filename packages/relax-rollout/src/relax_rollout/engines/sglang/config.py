@@ -18,6 +18,10 @@ class SglangConfig:
         urls: of servers that run already (``python -m relax_rollout.engines.sglang.serve``); empty starts
             ``servers`` of them here, which end with the engine.
         servers: number of servers started.
+        router: "start" puts sglang-router, which ends with the engine, in front of the servers for requests;
+            the URL of one that runs uses that; None shares requests out here. Control calls always go to each
+            server.
+        router_policy: how a router that is started chooses a server, see its ``--policy``.
         device: "cpu", "cuda" or "npu".
         dtype: of the weights and the arithmetic; "auto" takes the one that config.json names.
         tensor_parallel: devices of one server.
@@ -48,6 +52,8 @@ class SglangConfig:
     model: str | Path
     urls: tuple[str, ...] = ()
     servers: int = 1
+    router: str | None = None
+    router_policy: str = "round_robin"
     device: str = "cpu"
     dtype: ServerDtype = "auto"
     tensor_parallel: int = 1
@@ -82,6 +88,13 @@ class SglangConfig:
                 raise ValueError(
                     f"{name} is {getattr(self, name)!r}; allowed are {', '.join(get_args(kinds))}"
                 )
+        if self.router is not None and not self.router.startswith(("http://", "https://")):
+            if self.router != "start":
+                raise ValueError(
+                    f'router is {self.router!r}; give "start", the URL of a router that runs, or None'
+                )
+        elif self.router is not None:
+            object.__setattr__(self, "router", self.router.rstrip("/"))
         if self.device.partition(":")[0] not in ("cpu", "cuda", "npu"):
             raise ValueError(f"device is {self.device!r}; SGLang's servers run on cpu, cuda or npu")
         lows = {

@@ -3,32 +3,25 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
 from torch import Tensor
 
 from relax_rollout.engine import EngineError, EngineStateError, Health, WeightUpdateError
-from relax_rollout.engines.checks import check_requests
 from relax_rollout.engines.sglang.broadcaster import Broadcaster
 from relax_rollout.engines.sglang.config import SglangConfig
-from relax_rollout.engines.sglang.fleet import LOST, Fleet
-from relax_rollout.engines.sglang.flight import Flight, to_body, to_completion
-from relax_rollout.engines.sglang.http import ServerRefusedError, ServerUnreachableError
-from relax_rollout.engines.sglang.server import Server
+from relax_rollout.engines.sglang.sending import Sending
 from relax_rollout.engines.sglang.update import Bucket, Update, faults_of, served_weights, together
-from relax_rollout.requests import Completion, PauseMode, Request
+from relax_rollout.requests import PauseMode
 from relax_rollout.update_check import UpdateCheck
 from relax_rollout.weights.files import BucketFiles
 
 log = logging.getLogger(__name__)
 
-BATCH = 32
-"""Requests of one HTTP call at most."""
 
-
-class SglangEngine(Fleet):
+class SglangEngine(Sending):
     """Servers of SGLang, started here or elsewhere.
 
     Every server serves the same version, or the engine serves none: a server that cannot be brought to it is
@@ -40,112 +33,6 @@ class SglangEngine(Fleet):
     Raises:
         ValueError: SGLang is to be started here and is not installed, or the checkpoint cannot be served.
     """
-
-    async def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        """See :meth:`relax_rollout.RolloutEngine.generate`."""
-        if self._released:
-            raise EngineStateError("the engine's memory is released; call reclaim_memory before generate")
-        if not requests:
-            return []
-        await self._ready()
-        facts = self._servers[0].description
-        vocabulary, context = facts["vocabulary"], self._context
-        check_requests(requests, self._flights, vocabulary=vocabulary, context=context)
-        flights = [Flight(request, self._next_rid()) for request in requests]
-        self._flights |= {flight.request.id: flight for flight in flights}
-        tasks = [asyncio.create_task(self._fly(part)) for part in _parts(flights)]
-        try:
-            await asyncio.gather(*tasks)
-            return [flight.done() for flight in flights]
-        except BaseException:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            raise
-        finally:
-            for flight in flights:
-                self._flights.pop(flight.request.id, None)
-
-    def _next_rid(self) -> str:
-        self._count += 1
-        return f"{self._uid}.{self._count}."
-
-    async def _fly(self, part: list[Flight]) -> None:
-        """Bring some requests to an end, on another server or on the same one again where one is lost."""
-        for attempt in range(self.config.restarts + 2):
-            await self._until_open(part)
-            live = [flight for flight in part if flight.completion is None]
-            if not live:
-                return
-            server = min((s for s in self._servers if not s.behind), key=lambda s: s.in_flight)
-            server.in_flight += len(live)
-            for flight in live:
-                flight.server = server
-            try:
-                answers = await self._sample(server, live)
-            except LOST as error:
-                self._last_error = str(error)
-                log.warning("%d requests are drawn again (attempt %d): %s", len(live), attempt + 2, error)
-                await self._recover(server)
-                continue
-            except ServerRefusedError as error:
-                self._last_error = str(error)
-                raise
-            finally:
-                server.in_flight -= len(live)
-                for flight in live:
-                    flight.server = None
-            try:
-                for flight, answer in zip(live, answers, strict=True):
-                    flight.completion = to_completion(flight, answer)
-                    self.acceptance.add(flight.completion.drafts)
-            except EngineError as error:
-                self._last_error = str(error)
-                raise
-            return
-        raise EngineError(f"{len(part)} requests were lost with their servers too often: {self._last_error}")
-
-    async def _until_open(self, part: Sequence[Flight]) -> None:
-        """Wait until requests may be sent, or these have all been aborted."""
-
-        def may_go() -> bool:
-            held = self._paused or self._updating or self._released
-            return self._closed or self._broken is not None or not held or all(f.completion for f in part)
-
-        async with self._change:
-            await self._change.wait_for(may_go)
-        if self._closed:
-            raise EngineStateError("the engine was closed while the request was in flight")
-        if self._broken is not None:
-            raise EngineStateError(f"the engine serves no weights: {self._broken}")
-        if all(server.behind for server in self._servers):
-            raise EngineStateError("every server was restarted and waits for an update of its weights")
-
-    async def _sample(self, server: Server, flights: Sequence[Flight]) -> Any:
-        call = asyncio.create_task(server.http.once("/generate", to_body(flights), None))
-        watch = asyncio.create_task(self._watch(server))
-        ended = asyncio.create_task(self._wait_closed())
-        try:
-            await asyncio.wait({call, watch, ended}, return_when=asyncio.FIRST_COMPLETED)
-            if call.done():
-                return call.result()
-            if ended.done():
-                raise EngineStateError("the engine was closed while the request was in flight")
-            watch.result()
-            raise ServerUnreachableError(f"{server.name} does not answer")
-        except asyncio.CancelledError:
-            task = asyncio.create_task(self._abort_at(server, list(flights)))
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())
-            await asyncio.wait({task}, timeout=5)
-            raise
-        finally:
-            for task in (call, watch, ended):
-                task.cancel()
-            await asyncio.gather(call, watch, ended, return_exceptions=True)
-
-    async def _wait_closed(self) -> None:
-        async with self._change:
-            await self._change.wait_for(lambda: self._closed)
 
     async def begin_update(self, version: int) -> Mapping[str, str]:
         """See :meth:`relax_rollout.RolloutEngine.begin_update`."""
@@ -228,6 +115,8 @@ class SglangEngine(Fleet):
         self._version, self._broken = update.version, None
         for server in self._servers:
             server.behind = False
+        if self._router is not None:
+            await self._router.use(server.http.url for server in self._servers)
         self._unused = len(update.check.unused)
         if self._kept is not None:
             self._kept.close()
@@ -272,33 +161,6 @@ class SglangEngine(Fleet):
         async with self._control:
             self._paused = False
             await self._resume_if_wanted()
-
-    async def abort(self, request_ids: Sequence[str] | None = None) -> None:
-        """See :meth:`relax_rollout.RolloutEngine.abort`."""
-        await self._ready()
-        flights = [
-            flight
-            for name, flight in self._flights.items()
-            if flight.completion is None and (request_ids is None or name in request_ids)
-        ]
-        if not flights:
-            return
-        for flight in flights:
-            flight.aborted = True
-            if flight.server is None:
-                flight.completion = Completion(flight.request.id, (), (), (), "abort")
-        await self._notify()
-        for server in self._servers:
-            mine = [flight for flight in flights if flight.server is server]
-            if mine:
-                await self._abort_at(server, mine)
-
-    async def _abort_at(self, server: Server, flights: Sequence[Flight]) -> None:
-        if self._paused:
-            # A request that keeps its cache would end with its next token, which a pause holds back.
-            await self._set_paused(server, "retract")
-        for flight in flights:
-            await server.http.control("/abort_request", {"rid": flight.rid})
 
     async def release_memory(self) -> None:
         """See :meth:`relax_rollout.RolloutEngine.release_memory`."""
@@ -364,21 +226,18 @@ class SglangEngine(Fleet):
         if self._prepare is not None:
             self._prepare.cancel()
             await asyncio.gather(self._prepare, return_exceptions=True)
+        await self._end_watches()
         if self.config.urls:
             for server in self._servers:
                 with contextlib.suppress(EngineError):
-                    await self._abort_at(server, [f for f in self._flights.values() if f.server is server])
+                    await self._abort_at(server, self._at(server, self._flights.values()))
+        if self._router is not None:
+            await self._router.close()
         await asyncio.gather(*(server.close() for server in self._servers))
         for update in (self._update, self._kept):
             if update is not None:
                 update.close()
         self._scratch.cleanup()
-
-
-def _parts(flights: Sequence[Flight]) -> list[list[Flight]]:
-    """Requests by HTTP call: those of one prompt together, so that its prefill is shared."""
-    ordered = sorted(flights, key=lambda flight: flight.request.prompt_ids)
-    return [ordered[start : start + BATCH] for start in range(0, len(ordered), BATCH)]
 
 
 def create(**options: Any) -> SglangEngine:

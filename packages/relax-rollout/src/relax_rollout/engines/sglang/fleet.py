@@ -3,9 +3,10 @@
 import asyncio
 import contextlib
 import logging
+import os
 import secrets
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from relax_rollout.engines.sglang.broadcaster import Broadcaster
 from relax_rollout.engines.sglang.config import SglangConfig
 from relax_rollout.engines.sglang.flight import Flight
 from relax_rollout.engines.sglang.http import Http, ServerUnreachableError
+from relax_rollout.engines.sglang.parent import PARENT
 from relax_rollout.engines.sglang.process import Process, free_port
+from relax_rollout.engines.sglang.router import Router
 from relax_rollout.engines.sglang.server import Server, ServerRestartedError, log_file
 from relax_rollout.engines.sglang.update import Update, faults_of, together
 from relax_rollout.engines.sglang.view import max_context, write_view
@@ -24,6 +27,7 @@ from relax_rollout.engines.sglang.view import max_context, write_view
 log = logging.getLogger(__name__)
 
 LOST = (ServerUnreachableError, ServerRestartedError)
+CLOSING = "closing"
 
 
 class Fleet:
@@ -57,6 +61,9 @@ class Fleet:
         self._control = asyncio.Lock()
         self._recovering: dict[str, asyncio.Lock] = {}
         self._broadcaster: Broadcaster | None = None
+        self._router: Router | None = None
+        self._watches: dict[str, asyncio.Task[None]] = {}
+        self._recovery: asyncio.Task[None] | None = None
         try:
             self._start()
         except BaseException:
@@ -69,6 +76,10 @@ class Fleet:
     def _start(self) -> None:
         config = self.config
         timeout, retries = config.call_timeout_s, config.retries
+        logs = Path(config.log_folder or self._scratch.name)
+        logs.mkdir(parents=True, exist_ok=True)
+        if config.router is not None:
+            self._router = self._make_router(config.router, logs / "sglang-router.log")
         for url in config.urls:
             self._servers.append(
                 Server(f"server {url}", Http(url, timeout, retries), None, config.start_timeout_s)
@@ -79,8 +90,6 @@ class Fleet:
         folder = Path(self._scratch.name) / "model"
         folder.mkdir()
         served = write_view(Path(config.model), folder)
-        logs = Path(config.log_folder or self._scratch.name)
-        logs.mkdir(parents=True, exist_ok=True)
         for place in range(config.servers):
             port = free_port()
 
@@ -92,6 +101,20 @@ class Fleet:
             http = Http(f"http://127.0.0.1:{port}", timeout, retries)
             self._servers.append(Server(f"server {place}", http, start, config.start_timeout_s))
 
+    def _make_router(self, router: str, log_path: Path) -> Router:
+        config = self.config
+        timeout, retries = config.call_timeout_s, config.retries
+        if router != "start":
+            return Router(Http(router, timeout, retries), None, config.start_timeout_s)
+        launch.require_router()
+        port, metrics_port = free_port(), free_port()
+        parent = {PARENT: str(os.getpid())}
+
+        def start(urls: Sequence[str]) -> Process:
+            return Process(launch.router_command(config, port, metrics_port, urls), parent, log_path)
+
+        return Router(Http(f"http://127.0.0.1:{port}", timeout, retries), start, config.start_timeout_s)
+
     async def _ready(self) -> None:
         if self._closed:
             raise EngineStateError("the engine is closed; create another one")
@@ -101,6 +124,8 @@ class Fleet:
 
     async def _wait_all(self) -> None:
         await together([server.wait_ready() for server in self._servers])
+        if self._router is not None:
+            await self._router.use([server.http.url for server in self._servers])
         for server in self._servers:
             if server.description["version"] != self.config.version and self.config.urls:
                 log.warning(
@@ -110,17 +135,73 @@ class Fleet:
                     self.config.version,
                 )
 
+    def _watch_of(self, server: Server) -> asyncio.Task[None]:
+        """The watch over a server, one for all requests: it ends, with an error, when the server is lost."""
+        watch = self._watches.get(server.name)
+        if watch is None or watch.done():
+            watch = self._watches[server.name] = asyncio.create_task(self._watch(server))
+            watch.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return watch
+
+    def _closing(self) -> asyncio.Task[None]:
+        """Ends when the engine is closed."""
+        if CLOSING not in self._watches:
+            self._watches[CLOSING] = asyncio.create_task(self._wait_closed())
+        return self._watches[CLOSING]
+
+    async def _wait_closed(self) -> None:
+        async with self._change:
+            await self._change.wait_for(lambda: self._closed)
+
+    async def _end_watches(self) -> None:
+        for watch in self._watches.values():
+            watch.cancel()
+        await asyncio.gather(*self._watches.values(), return_exceptions=True)
+
     async def _watch(self, server: Server) -> None:
-        """Returns when the server is lost: its process ended, or its scheduler does not answer."""
+        """Raises when the server is lost: its process ended, or its scheduler does not answer.
+
+        A lost server of ours behind the router is started again here: its end breaks the calls that it had,
+        and those alone are made again.
+        """
         while True:
-            for _ in range(20):
-                await asyncio.sleep(self.config.call_timeout_s / 80)
-                if server.process is not None and server.process.code is not None:
-                    raise ServerUnreachableError(
-                        f"{server.name} ended with code {server.process.code}; its log ends:\n"
-                        f"{server.process.tail()}"
-                    )
-            await server.control("status")
+            try:
+                await self._watch_once(server)
+            except LOST as error:
+                if self._router is None or not server.ours:
+                    raise
+                log.warning("%s; it is recovered", error)
+                await self._recover(server)
+
+    async def _watch_once(self, server: Server) -> None:
+        for _ in range(20):
+            await asyncio.sleep(self.config.call_timeout_s / 80)
+            if server.process is not None and server.process.code is not None:
+                raise ServerUnreachableError(
+                    f"{server.name} ended with code {server.process.code}; its log ends:\n"
+                    f"{server.process.tail()}"
+                )
+        await server.control("status")
+
+    async def _recover_behind(self, target: Server | Router) -> None:
+        """Bring back what was lost where requests were sent; however many ask, it is done once."""
+        if isinstance(target, Server):
+            await self._recover(target)
+            return
+        if self._recovery is None or self._recovery.done():
+            self._recovery = asyncio.create_task(self._recover_routed(target))
+            self._recovery.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.shield(self._recovery)
+
+    async def _recover_routed(self, router: Router) -> None:
+        await together([self._recover(server) for server in self._servers])
+        serving = [server.http.url for server in self._servers if not server.behind]
+        if not router.ended:
+            await router.use(serving)
+        elif router.restarts < self.config.restarts:
+            await router.restart(serving)
+        else:
+            raise EngineError(f"the router was lost {router.restarts + 1} times; given up")
 
     async def _recover(self, server: Server) -> None:
         """Bring a server that was lost to the present version, paused as the others are.

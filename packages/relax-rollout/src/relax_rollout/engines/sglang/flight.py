@@ -55,6 +55,11 @@ def to_body(flights: Sequence[Flight]) -> dict[str, Any]:
     return body
 
 
+def to_single_body(flight: Flight) -> dict[str, Any]:
+    """The body of one ``/generate`` call for one request, the only kind that sglang-router passes on."""
+    return {name: values[0] for name, values in to_body([flight]).items()}
+
+
 def _sampling(flight: Flight) -> dict[str, Any]:
     asked = flight.request.sampling
     return {

@@ -14,6 +14,8 @@ log = logging.getLogger(__name__)
 
 GATEWAY_ERRORS = (502, 503, 504)
 FIRST_WAIT_S = 0.2
+SAMPLER_CALLS = 32
+"""Calls at once of one client."""
 
 
 class ServerUnreachableError(EngineError):
@@ -42,8 +44,15 @@ class Http:
         self.url = url
         self._timeout_s = timeout_s
         self._retries = retries
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-        self._client = httpx.AsyncClient(base_url=url, limits=limits, timeout=None, trust_env=False)
+        self._tls = httpx.create_ssl_context(trust_env=False)
+        self._client = self._new_client()
+        self._samplers: list[tuple[httpx.AsyncClient, set[object]]] = []
+
+    def _new_client(self) -> httpx.AsyncClient:
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=SAMPLER_CALLS)
+        return httpx.AsyncClient(
+            base_url=self.url, limits=limits, timeout=None, trust_env=False, verify=self._tls
+        )
 
     async def control(self, path: str, body: Mapping[str, Any], *, timeout_s: float | None = None) -> Any:
         """A call that may be repeated: doing it twice is doing it once.
@@ -71,8 +80,13 @@ class Http:
             ServerUnreachableError: no answer in time, a broken connection, or a gateway's error.
             ServerRefusedError: the server refused.
         """
+        return await self._post(self._client, path, body, timeout_s)
+
+    async def _post(
+        self, client: httpx.AsyncClient, path: str, body: Mapping[str, Any], timeout_s: float | None
+    ) -> Any:
         try:
-            answer = await self._client.post(path, json=dict(body), timeout=timeout_s)
+            answer = await client.post(path, json=dict(body), timeout=timeout_s)
         except httpx.TimeoutException as error:
             raise ServerUnreachableError(f"{self.url}{path} did not answer in {timeout_s} s") from error
         except httpx.TransportError as error:
@@ -80,9 +94,48 @@ class Http:
             raise ServerUnreachableError(f"{self.url}{path} cannot be reached: {name}: {error}") from error
         if answer.status_code in GATEWAY_ERRORS:
             raise ServerUnreachableError(f"{self.url}{path} answered HTTP {answer.status_code}")
-        if answer.status_code != 200:
+        if not answer.is_success:
             raise ServerRefusedError(f"{self.url}{path}: {answer.text[:2000]}", answer.status_code)
         return answer.json() if answer.content else None
+
+    async def sample(self, body: Mapping[str, Any]) -> Any:
+        """A ``/generate`` call, made once and waited for as long as it takes.
+
+        A client of httpx looks through all of its connections at each call and each answer, so a thousand
+        calls at once are spread over several clients.
+
+        Raises:
+            ServerUnreachableError: see :meth:`once`.
+            ServerRefusedError: see :meth:`once`.
+        """
+        free = next((pair for pair in self._samplers if len(pair[1]) < SAMPLER_CALLS), None)
+        if free is None:
+            free = self._new_client(), set()
+            self._samplers.append(free)
+        client, calls = free
+        call = object()
+        calls.add(call)
+        try:
+            return await self._post(client, "/generate", body, None)
+        finally:
+            calls.discard(call)
+
+    async def get(self, path: str, timeout_s: float = 5.0) -> Any:
+        """What a GET answers.
+
+        Raises:
+            httpx.HTTPError: no answer in time, or not 200.
+            ValueError: the answer is no JSON.
+        """
+        answer = await self._client.get(path, timeout=timeout_s)
+        return answer.raise_for_status().json()
+
+    async def delete(self, path: str, timeout_s: float = 5.0) -> None:
+        """A DELETE; that there is nothing to delete is no error."""
+        try:
+            await self._client.delete(path, timeout=timeout_s)
+        except httpx.TransportError as error:
+            raise ServerUnreachableError(f"{self.url}{path} cannot be reached: {error}") from error
 
     async def alive(self, timeout_s: float) -> bool:
         """Whether the server answers at all."""
@@ -93,7 +146,8 @@ class Http:
 
     async def close(self) -> None:
         """Give up the connections."""
-        await self._client.aclose()
+        for client in (self._client, *(client for client, _ in self._samplers)):
+            await client.aclose()
 
 
 def relax_call(call: str, **fields: Any) -> dict[str, str]:

@@ -1,12 +1,15 @@
 """The command and environment of one server."""
 
 import json
+import math
 import os
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from relax_rollout.engines.sglang import accelerators, plugin, serve
+from relax_rollout.engines.sglang import accelerators, plugin, route, serve
 from relax_rollout.engines.sglang.config import SglangConfig
+from relax_rollout.engines.sglang.parent import PARENT
 from relax_rollout.engines.sglang.process import python
 from relax_rollout.engines.sglang.view import MARGIN, is_text_only
 
@@ -27,6 +30,19 @@ def require_sglang() -> None:
             "the engine sglang starts servers of SGLang 0.5.15, which is not installed in this environment; "
             "install it (packages/relax-rollout/requirements has the list for CPUs), give urls of servers "
             "that run elsewhere, or use the engine transformers"
+        )
+
+
+def require_router() -> None:
+    """Say what to install.
+
+    Raises:
+        ValueError: sglang-router is not installed here.
+    """
+    if find_spec("sglang_router") is None:
+        raise ValueError(
+            "sglang-router 0.3.2 is to be started and is not installed in this environment; install it, "
+            "give the URL of a router that runs, or leave router out: the engine shares requests out itself"
         )
 
 
@@ -61,6 +77,8 @@ def command(config: SglangConfig, served: Path, port: int) -> list[str]:
             "--mem-fraction-static": 0.9,
             "--max-mamba-cache-size": STATES_PER_ROW * config.max_rows,
         }
+        # An idle scheduler would keep a core busy.
+        flags.append("--sleep-on-idle")
     else:
         flags.append("--enable-memory-saver")
     if config.draft_tokens:
@@ -74,13 +92,38 @@ def command(config: SglangConfig, served: Path, port: int) -> list[str]:
     return python("-m", serve.__name__, *pairs, *flags, *accelerators.arguments(config), *config.arguments)
 
 
+def router_command(config: SglangConfig, port: int, metrics_port: int, urls: Sequence[str]) -> list[str]:
+    """Arguments of sglang-router in front of servers.
+
+    It only shares requests out: one that is lost is drawn again by the engine, which knows whether it was
+    aborted meanwhile.
+    """
+    local = config.host == "127.0.0.1"
+    given: dict[str, object] = {
+        "--host": "127.0.0.1" if local else "0.0.0.0",
+        "--port": port,
+        "--prometheus-host": "127.0.0.1",
+        "--prometheus-port": metrics_port,
+        "--policy": config.router_policy,
+        "--worker-startup-timeout-secs": math.ceil(config.start_timeout_s),
+        "--worker-startup-check-interval": 1,
+        "--request-timeout-secs": 10**7,
+        "--max-concurrent-requests": -1,
+        "--health-check-interval-secs": 5,
+        "--log-level": "warn",
+    }
+    pairs = [str(part) for name, value in given.items() for part in (name, value)]
+    flags = ["--disable-retries", "--disable-circuit-breaker", "--worker-urls", *urls]
+    return python("-m", route.__name__, *pairs, *flags)
+
+
 def environment(config: SglangConfig) -> dict[str, str]:
     """Environment variables of a server."""
     stated = json.loads((Path(config.model) / "config.json").read_text())
     text = stated if is_text_only(stated) else stated.get("text_config", {})
     dtype = config.dtype if config.dtype != "auto" else str(text.get("dtype") or text.get("torch_dtype"))
     found = {
-        serve.PARENT: str(os.getpid()),
+        PARENT: str(os.getpid()),
         **accelerators.environment(config),
         # By default a bfloat16 copy of the last inputs, also in a float32 model.
         "SGLANG_MAMBA_CONV_DTYPE": dtype,

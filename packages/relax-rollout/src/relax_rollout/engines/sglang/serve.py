@@ -4,26 +4,18 @@ The arguments are those of SGLang's own server. It ends when the process that st
 """
 
 import argparse
-import ctypes
 import os
-import signal
 import sys
 from importlib.metadata import entry_points
 from typing import Any
 
 from relax_rollout.engines.sglang import plugin
-
-PR_SET_PDEATHSIG = 1
-PARENT = "RELAX_SGLANG_PARENT"
+from relax_rollout.engines.sglang.parent import end_with_parent
 
 
 def main() -> None:
     """Parse, start, serve; ends with a text if SGLang is not what the plugin is for."""
-    parent = os.environ.get(PARENT)
-    if parent is not None and sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if str(os.getppid()) != parent:
-            sys.exit("the process that started this server has ended")
+    end_with_parent()
     os.environ[plugin.SERVER] = "1"
 
     from sglang.srt.entrypoints.http_server import launch_server
