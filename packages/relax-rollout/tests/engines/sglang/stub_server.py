@@ -96,7 +96,7 @@ class Stub:
                 self.wfile.write(data)
 
         self._http = Listening(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self._http.serve_forever, daemon=True).start()
+        threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True).start()
         self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
 
     def boot(self) -> None:
