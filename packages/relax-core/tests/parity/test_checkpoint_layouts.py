@@ -11,6 +11,8 @@ _JOINED = {"detach_embedding": False, "detach_trunk": False, "detach_head": Fals
 _SCHEDULE = {"schedule": "linear", "warmup_steps": 2}
 _OVERLAP = {"overlap_grad_reduce": True, "overlap_param_gather": True}
 _DENSE = {"mtp": 1, "draft": _JOINED, "model": {"tie_word_embeddings": True}}
+_LORA = {"rank": 3, "alpha": 6.0}
+_EXPERTS = {**_LORA, "targets": ("in_proj", "linear_fc1", "experts")}
 _MOE = {"family": "moe", "mtp": 1, "balance": 0.5}
 
 
@@ -38,9 +40,14 @@ LAYOUTS = {
         layout("moe-tp2-sp-ep2-etp1", 2, {**_SP, "expert": 2, "expert_tensor": 1}),
         layout("moe-pp2", 2, {"pipeline": 2}),
         layout("moe-cp2-ep2", 2, {"context": 2, "expert": 2}),
+        Row("tp2-sp-lora", 2, _SP, lora=_LORA),
+        Row("pp2-lora", 2, {"pipeline": 2}, lora=_LORA),
+        Row("moe-ep2-lora", 2, {"expert": 2}, lora=_EXPERTS, family="moe"),
+        Row("moe-dp2-lora", 2, lora=_EXPERTS, family="moe"),
     )
 }
 PAIRS = [
+    ("tp2-sp-lora", "pp2-lora"), ("moe-ep2-lora", "moe-dp2-lora"),
     ("tp2-sp", "pp2"), ("pp2", "dp2"), ("dp2", "tp2-sp"), ("cp2", "one"), ("one", "tp2-sp-pp2"),
     ("pp2-chunks2", "tp2-sp"), ("pp2", "pp2-chunks2"), ("pp2-last-1", "dp2"), ("tp2-sp", "pp2-last-1"),
     ("moe-ep2", "moe-one"), ("moe-one", "moe-ep2"), ("moe-ep2", "moe-dp2"), ("moe-dp2", "moe-tp2-sp-etp1"),

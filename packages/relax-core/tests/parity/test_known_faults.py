@@ -37,6 +37,12 @@ WHERE = {
     "the convolution leaks from one sample into the next": Row("dp2", 2),
     "the state leaks from one sample into the next": Row("dp2", 2),
     "the balance loss counts tokens once for every tensor rank": Row("moe-tp2-sp", 2, _SP, **_MOE),
+    "the ratio of a completion counts the tokens of its own piece": Row(
+        "cp2-gspo", 2, {"context": 2}, objective="gspo"
+    ),
+    "an adapter over spread tokens keeps its partial gradient": Row(
+        "tp2-sp-lora", 2, _SP, lora={"rank": 3, "alpha": 6.0}
+    ),
     "the balance loss is divided by the context size": Row("moe-cp2", 2, {"context": 2}, **_MOE),
 }
 # All but this one change gradients.

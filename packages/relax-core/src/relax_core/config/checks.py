@@ -12,6 +12,8 @@ from relax_core.data.config import DataConfig
 from relax_core.device.parallel import ParallelConfig
 from relax_core.loop.config import CriticConfig, EvalConfig, RewardConfig, RolloutConfig, SftConfig
 from relax_core.loop.environments.config import EnvironmentConfig
+from relax_core.model.lora_config import LoraConfig
+from relax_core.model.mtp_config import MtpConfig
 from relax_core.model.settings import ModelSettings
 from relax_core.run.config import RunConfig
 from relax_core.trainer.config import TrainerConfig
@@ -262,6 +264,23 @@ def _critic_is_trained(critic: CriticConfig, algorithm: AlgorithmConfig, run: Ru
         )
 
 
+def _adapters_have_a_base(lora: LoraConfig, model: ModelSettings, mtp: MtpConfig) -> Iterator[Problem]:
+    if lora.rank and model.random_weights:
+        yield Problem(
+            ("model", "random_weights"),
+            "adapters adapt a checkpoint: what they are saved without is read from model.path again",
+            given="true",
+            allowed="false, or lora.rank 0",
+        )
+    if lora.rank and mtp.only:
+        yield Problem(
+            ("mtp", "only"),
+            "with adapters nothing else is trained, draft layers included",
+            given="true",
+            allowed="false, or lora.rank 0",
+        )
+
+
 CHECKS: tuple[Check, ...] = (
     *RULES,
     Check(("trainer", "run"), _warmup_fits),
@@ -281,4 +300,5 @@ CHECKS: tuple[Check, ...] = (
     Check(("algorithm", "rollout"), _groups_are_filtered),
     Check(("reward", "rollout"), _overlong_zone_fits),
     Check(("critic", "algorithm", "run"), _critic_is_trained),
+    Check(("lora", "model", "mtp"), _adapters_have_a_base),
 )

@@ -20,6 +20,7 @@ from relax_core.loop.config import (
 )
 from relax_core.loop.environments.config import EnvironmentConfig
 from relax_core.loop.sglang_config import SglangSettings
+from relax_core.model.lora_config import LoraConfig
 from relax_core.model.mtp_config import MtpConfig
 from relax_core.model.settings import ModelSettings
 from relax_core.run.config import RunConfig
@@ -31,13 +32,14 @@ class RelaxConfig(Section):
 
     run: RunConfig = setting(RunConfig(), "The run itself.")
     model: ModelSettings = setting(ModelSettings(), "The checkpoint.")
+    lora: LoraConfig = setting(LoraConfig(), "Low-rank adapters.")
     mtp: MtpConfig = setting(MtpConfig(), "The draft layers.")
     data: DataConfig = setting(..., "The data.")
     algorithm: AlgorithmConfig = setting(AlgorithmConfig(), "The algorithm.")
     cluster: ClusterConfig = setting(ClusterConfig(), "Processes and where they run.")
     parallel: ParallelConfig = setting(ParallelConfig(), "How the model is spread over trainer ranks.")
-    critic: CriticConfig = setting(CriticConfig(), "The critic.")
     trainer: TrainerConfig = setting(TrainerConfig(), "The weight update.")
+    critic: CriticConfig = setting(CriticConfig(), "The critic.")
     rollout: RolloutConfig = setting(RolloutConfig(), "Sampling.")
     environment: EnvironmentConfig = setting(EnvironmentConfig(), "What answers the model's turns.")
     sglang: SglangSettings = setting(SglangSettings(), "SGLang's servers.")

@@ -16,12 +16,15 @@ from torch._C._distributed_c10d import Store
 from relax_core.config.root import RelaxConfig
 from relax_core.device import ParallelConfig, World, initialise, shutdown
 from relax_core.device.registry import choose_device
+from relax_core.loop.adapter_export import adapter_tensors, write_adapter
 from relax_core.loop.checkpoints import open_checkpoint
 from relax_core.loop.policy import Scored, Trained
 from relax_core.loop.weights import update_engine
 from relax_core.model import MtpConfig, Qwen35Config, Qwen35Model
 from relax_core.model.build import build_chunks
 from relax_core.model.critic import copy_trunk
+from relax_core.model.linear import adapters_off
+from relax_core.model.lora_config import LoraConfig
 from relax_core.model.placement import Placement
 from relax_core.trainer.checkpoint import CheckpointWriter, load_checkpoint
 from relax_core.trainer.config import TrainerConfig
@@ -47,7 +50,8 @@ class LocalPolicy:
         world: device and rank.
         weights: names and shapes between the checkpoint it starts from and the model.
         trainer: the policy and its optimizer.
-        reference: the frozen reference policy, if the algorithm needs one.
+        reference: the frozen reference policy, if the algorithm needs one that the policy's adapters cannot
+            be left out for.
         critic: the critic and its optimizer, if the algorithm needs one.
     """
 
@@ -59,14 +63,16 @@ class LocalPolicy:
         trainer: Trainer,
         reference: list[Qwen35Model] | None,
         critic: Trainer | None = None,
+        lora: LoraConfig | None = None,
     ) -> None:
         self.world = world
         self.weights = weights
         self.trainer = trainer
         self.reference = reference
+        self._lora = lora
         self.critic = critic
         self._source = source
-        self._placement = Placement(weights)
+        self._placement = Placement(weights, lora)
 
     def score(
         self, samples: Sequence[Sample], *, temperature: float = 1.0, of: Scored = "policy"
@@ -74,8 +80,12 @@ class LocalPolicy:
         """See `Policy`."""
         if of == "critic":
             return self._trainer(of).score(samples)
+        if of == "reference" and self.reference is None:
+            # With adapters the policy as it started is still there.
+            assert self._lora is not None, "the algorithm needs no reference policy"
+            with adapters_off(self.trainer.chunks):
+                return self.trainer.score(samples, temperature=temperature)
         if of == "reference":
-            assert self.reference is not None, "the algorithm needs no reference policy"
             return self.trainer.score(samples, temperature=temperature, model=self.reference)
         return self.trainer.score(samples, temperature=temperature)
 
@@ -107,6 +117,11 @@ class LocalPolicy:
         else:
             for _ in tensors:
                 pass
+        if self._lora is not None:
+            adapters = dict(adapter_tensors(self._placement, self.trainer.chunks))
+            if self.world.rank == 0:
+                base = str(self._source.path)
+                write_adapter(directory.with_name("adapter"), adapters, self._lora, base=base)
 
     def save_to(self, root: Path, *, keep: int, asynchronous: bool) -> None:
         """See `Policy`."""
@@ -159,9 +174,13 @@ def open_policy(
         store=store,
     )
     try:
-        policy = _load(source, weights, sizes, config, world)
+        policy = _load(source, weights, sizes, config, world, lora=config.lora)
+        lora = config.lora if config.lora.rank else None
+        own = lora is not None and config.model.reference_path is None
         reference = (
-            _load_reference(policy, sizes, config, world) if config.algorithm.needs_reference else None
+            _load_reference(policy, sizes, config, world)
+            if config.algorithm.needs_reference and not own
+            else None
         )
         critic = (
             _load_critic(policy, sizes, config, world) if config.algorithm.algorithm.needs_critic else None
@@ -174,7 +193,7 @@ def open_policy(
             sum(p.numel() for chunk in policy for p in chunk.parameters()),
             time.perf_counter() - started,
         )
-        yield LocalPolicy(world, source, weights, trainer, reference, critic)
+        yield LocalPolicy(world, source, weights, trainer, reference, critic, lora)
     finally:
         shutdown()
 
@@ -193,7 +212,13 @@ def _make_trainer(
 
 
 def _build(
-    sizes: Qwen35Config, config: RelaxConfig, world: World, *, random_weights: bool, critic: bool = False
+    sizes: Qwen35Config,
+    config: RelaxConfig,
+    world: World,
+    *,
+    random_weights: bool,
+    critic: bool = False,
+    lora: LoraConfig | None = None,
 ) -> list[Qwen35Model]:
     parallel: ParallelConfig = config.parallel
     return build_chunks(
@@ -205,13 +230,21 @@ def _build(
         device=world.torch_device,
         random_weights=random_weights,
         critic=critic,
+        lora=lora,
+        seed=config.run.seed,
     )
 
 
 def _load(
-    source: Checkpoint, weights: ModelMap, sizes: Qwen35Config, config: RelaxConfig, world: World
+    source: Checkpoint,
+    weights: ModelMap,
+    sizes: Qwen35Config,
+    config: RelaxConfig,
+    world: World,
+    *,
+    lora: LoraConfig | None = None,
 ) -> list[Qwen35Model]:
-    chunks = _build(sizes, config, world, random_weights=not source.names)
+    chunks = _build(sizes, config, world, random_weights=not source.names, lora=lora)
     if source.names:
         Placement(weights).load(chunks, source)
     return chunks

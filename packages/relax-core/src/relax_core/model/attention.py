@@ -10,11 +10,7 @@ from typing import Any
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.tensor_parallel import (
-    ColumnParallelLinear,
-    RowParallelLinear,
-    gather_from_sequence_parallel_region,
-)
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from relax_kernels import output_gate, rotary
@@ -22,10 +18,11 @@ from relax_kernels import output_gate, rotary
 from relax_core.model.config import Qwen35Config
 from relax_core.model.context import context_attention, context_choice
 from relax_core.model.fits import ranks_per_kv_head
+from relax_core.model.linear import ColumnLinear, RowLinear
 from relax_core.model.norm import RMSNorm
 from relax_core.model.packed import require_packed
 from relax_core.model.recompute import run
-from relax_core.model.sharding import place_blocks
+from relax_core.model.sharding import place_blocks, stored_rows
 
 
 class GatedAttention(MegatronModule):  # type: ignore[misc]
@@ -68,24 +65,22 @@ class GatedAttention(MegatronModule):  # type: ignore[misc]
         self.head_dim = model.head_dim
         own, shared = self.queries_per_kv * self.head_dim, self.head_dim // self.sharing
         self.qkv_parts = {"q": own, "gate": own, "k": shared, "v": shared}
-        self.linear_qkv = ColumnParallelLinear(
+        self.linear_qkv = ColumnLinear(
             model.hidden_size,
             (2 * model.attention_heads + 2 * model.kv_heads) * model.head_dim,
             config=config,
+            target="linear_qkv",
             init_method=config.init_method,
-            bias=False,
             tp_group=self.tp_group,
         )
         self.q_layernorm = RMSNorm(config, model.head_dim, model.norm_eps, heads_over=self.tp_group)
         self.k_layernorm = RMSNorm(config, model.head_dim, model.norm_eps, heads_over=self.tp_group)
-        self.linear_proj = RowParallelLinear(
+        self.linear_proj = RowLinear(
             model.attention_heads * model.head_dim,
             model.hidden_size,
             config=config,
+            target="linear_proj",
             init_method=config.output_layer_init_method,
-            bias=False,
-            input_is_parallel=True,
-            skip_bias_add=True,
             tp_group=self.tp_group,
         )
 
@@ -139,7 +134,8 @@ class GatedAttention(MegatronModule):  # type: ignore[misc]
             heads = self.queries_per_kv * self.sharing
             places = shared_blocks(self.tp_group.rank(), sharing=self.sharing, heads=heads)
             whole = self.tp_group.size() * (2 * heads + 2)
-            place_blocks(state, f"{prefix}linear_qkv.weight", places, whole=whole)
+            for key in stored_rows(state, f"{prefix}linear_qkv"):
+                place_blocks(state, key, places, whole=whole)
         return state
 
 

@@ -9,6 +9,8 @@ from megatron.core import parallel_state
 from relax_core.device import ParallelConfig
 from relax_core.model.config import Qwen35Config
 from relax_core.model.critic import Qwen35Critic
+from relax_core.model.lora import refuse_idle_targets, train_adapters_alone
+from relax_core.model.lora_config import LoraConfig
 from relax_core.model.megatron_config import Recompute, megatron_config
 from relax_core.model.mtp_config import MtpConfig
 from relax_core.model.qwen35 import Qwen35Model
@@ -64,11 +66,14 @@ def build_chunks(
     device: torch.device | str = "cpu",
     random_weights: bool = True,
     critic: bool = False,
+    lora: LoraConfig | None = None,
+    seed: int = 0,
 ) -> list[Qwen35Model]:
     """All pieces of the layers that this rank holds, in order: `parallel.pipeline_chunks` models.
 
-    See `build_model` for the arguments; with `critic` they are `Qwen35Critic`s, without draft layers and with
-    a head of its own.
+    See `build_model` for the arguments. With `critic` they are `Qwen35Critic`s, without draft layers and with
+    a head of its own. With `lora` the trunk's projections have adapters, drawn with `seed`, and nothing else
+    can be trained.
 
     Raises:
         RuntimeError: Megatron's process groups do not exist yet.
@@ -80,13 +85,14 @@ def build_chunks(
     if critic:
         model = replace(model, mtp_layers=0, tied=False)
     stage_layers(model.num_layers, parallel)
+    refuse_idle_targets(model, lora)
     chunks = []
     for chunk in range(parallel.pipeline_chunks):
         stage = chunk if parallel.pipeline_chunks > 1 else None
         where: dict[str, Any] = {"ignore_virtual": stage is None, "vp_stage": stage}
         # Megatron's own parts write into their config, so each chunk has one of its own.
         config = megatron_config(
-            model, parallel, dtype=dtype, recompute=recompute, random_weights=random_weights
+            model, parallel, dtype=dtype, recompute=recompute, random_weights=random_weights, lora=lora
         )
         with torch.device(device):
             chunks.append(
@@ -99,4 +105,6 @@ def build_chunks(
                     vp_stage=stage,
                 )
             )
+        if config.lora is not None:
+            train_adapters_alone(chunks[-1], seed=seed)
     return chunks

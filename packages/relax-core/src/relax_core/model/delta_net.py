@@ -9,7 +9,6 @@ from typing import Any, cast
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -22,10 +21,11 @@ from relax_core.model.arriving import arrived
 from relax_core.model.config import Qwen35Config
 from relax_core.model.context import DeltaHeads, context_choice, context_delta
 from relax_core.model.fits import check_delta_heads
+from relax_core.model.linear import ColumnLinear, RowLinear
 from relax_core.model.norm import GatedNorm, at_least_float32
 from relax_core.model.packed import require_packed
 from relax_core.model.recompute import run
-from relax_core.model.sharding import split_rows
+from relax_core.model.sharding import split_rows, stored_rows
 from relax_core.packing import PackedLayout
 
 
@@ -68,12 +68,12 @@ class GatedDeltaNet(MegatronModule):  # type: ignore[misc]
         heads = self.value_shape[0]
         self.conv_parts = {"q": keys, "k": keys, "v": values}
         self.in_proj_parts = {**self.conv_parts, "z": values, "b": heads, "a": heads}
-        self.in_proj = ColumnParallelLinear(
+        self.in_proj = ColumnLinear(
             model.hidden_size,
             ranks * sum(self.in_proj_parts.values()),
             config=config,
+            target="in_proj",
             init_method=config.init_method,
-            bias=False,
             tp_group=self.tp_group,
         )
         self.conv1d = _Weight(
@@ -82,14 +82,12 @@ class GatedDeltaNet(MegatronModule):  # type: ignore[misc]
         self.A_log = torch.nn.Parameter(torch.empty(heads, dtype=at_least_float32(config.params_dtype)))
         self.dt_bias = torch.nn.Parameter(torch.ones_like(self.A_log))
         self.out_norm = GatedNorm(config, model.delta_value_dim, model.norm_eps, heads_over=self.tp_group)
-        self.out_proj = RowParallelLinear(
+        self.out_proj = RowLinear(
             model.delta_value_heads * model.delta_value_dim,
             model.hidden_size,
             config=config,
+            target="out_proj",
             init_method=config.output_layer_init_method,
-            bias=False,
-            input_is_parallel=True,
-            skip_bias_add=True,
             tp_group=self.tp_group,
         )
         self._init_own_parameters()
@@ -145,7 +143,8 @@ class GatedDeltaNet(MegatronModule):  # type: ignore[misc]
         state |= make_sharded_tensors_for_checkpoint(
             own, prefix, dict.fromkeys(own, 0), sharded_offsets, **groups
         )
-        split_rows(state, f"{prefix}in_proj.weight", self.in_proj_parts)
+        for key in stored_rows(state, f"{prefix}in_proj"):
+            split_rows(state, key, self.in_proj_parts)
         split_rows(state, f"{prefix}conv1d.weight", self.conv_parts)
         return state
 

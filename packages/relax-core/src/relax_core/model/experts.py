@@ -4,7 +4,7 @@ Axes: T tokens of this rank, K experts of each token, P = T * K rows sorted by e
 model, X experts of this rank, D hidden, F features inside an expert (of this rank's share).
 """
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from megatron.core.dist_checkpointing.mapping import ShardedTensor
@@ -15,9 +15,9 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from relax_kernels import grouped_matmul, permute_tokens, sort_by_expert, swiglu, unpermute_tokens
 
-from relax_core.model.arriving import arrived
 from relax_core.model.exchange import Exchange
 from relax_core.model.fits import check_expert_features, check_experts, check_routing
+from relax_core.model.linear import Adapted, lora_of
 from relax_core.model.sharding import split_rows
 
 
@@ -43,6 +43,11 @@ class Experts(MegatronModule):  # type: ignore[misc]
         self.groups = groups
         experts, ffn = config.num_moe_experts, config.moe_ffn_hidden_size
         _check_sizes(experts, ffn, groups, sequence=config.sequence_parallel)
+        if lora_of(config, "experts") is not None and groups.expt_tp.size() > 1:
+            raise ValueError(
+                f"lora.targets has experts, whose features are cut over {groups.expt_tp.size()} ranks: set "
+                "parallel.expert_tensor to 1, or leave experts out of lora.targets"
+            )
         self.experts = experts
         self.ffn_size = ffn // groups.expt_tp.size()
         local = experts // groups.ep.size()
@@ -71,8 +76,8 @@ class Experts(MegatronModule):  # type: ignore[misc]
         return unpermute_tokens(y_PD, order, weight_TK)
 
     def _feed_forward(self, x_RD: torch.Tensor, count_X: torch.Tensor) -> torch.Tensor:
-        gate_up_R2F = grouped_matmul(x_RD, arrived(self.linear_fc1).weight, count_X)
-        return grouped_matmul(swiglu(gate_up_R2F), arrived(self.linear_fc2).weight, count_X)
+        gate_up_R2F = self.linear_fc1(x_RD, count_X)
+        return cast(torch.Tensor, self.linear_fc2(swiglu(gate_up_R2F), count_X))
 
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
@@ -95,18 +100,47 @@ class Experts(MegatronModule):  # type: ignore[misc]
                 replica_id=(0, 0, self.groups.expt_dp.rank()),
                 prepend_axis_num=lead,
             )
+        for name, linear in (("linear_fc1", self.linear_fc1), ("linear_fc2", self.linear_fc2)):
+            if linear.lora is not None:
+                for key, tensor in (("lora_A", linear.lora_A), ("lora_B", linear.lora_B)):
+                    state[f"{prefix}{name}.{key}"] = ShardedTensor.from_rank_offsets(
+                        f"{prefix}{name}.{key}",
+                        tensor,
+                        *sharded_offsets,
+                        place,
+                        replica_id=(0, 0, self.groups.expt_dp.rank()),
+                        prepend_axis_num=lead,
+                    )
         parts = {"gate": self.ffn_size, "up": self.ffn_size}
         split_rows(state, f"{prefix}linear_fc1.weight", parts, axis=1)
         return state
 
 
-class _Weight(torch.nn.Module):
-    """One matrix per expert of this rank, [X, out, in]."""
+class _Weight(torch.nn.Module, Adapted):
+    """One matrix per expert of this rank, [X, out, in], and its adapter if the run asks for one."""
 
     def __init__(self, config: TransformerConfig, shape: tuple[int, int, int]) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.empty(shape, dtype=config.params_dtype))
-        self.weight.allreduce = False  # type: ignore[attr-defined]
+        self.lora = lora_of(config, "experts")
+        if self.lora is not None:
+            experts, outputs, inputs = shape
+            rank = self.lora.rank
+            self.make_adapter((experts, rank, inputs), (experts, outputs, rank), config.params_dtype)
+            # Whole on this rank and on no other of its replica: each counts in the norm of the gradient.
+            set_tensor_model_parallel_attributes(self.lora_A, True, 1, 1)
+            set_tensor_model_parallel_attributes(self.lora_B, True, 1, 1)
+        for parameter in self.parameters():
+            parameter.allreduce = False  # type: ignore[attr-defined]
+
+    def forward(self, x_RI: torch.Tensor, count_X: torch.Tensor) -> torch.Tensor:
+        """Rows sorted by expert through their expert's matrix: [R, in] -> [R, out]."""
+        out_RO = grouped_matmul(x_RI, self.weight, count_X)
+        if not self.has_adapter:
+            return out_RO
+        assert self.lora is not None
+        inner_RR = grouped_matmul(self.dropped(x_RI, own=True), self.lora_A, count_X)
+        return out_RO + self.lora.scale * grouped_matmul(inner_RR, self.lora_B, count_X)
 
 
 def _check_sizes(experts: int, ffn: int, groups: ProcessGroupCollection, *, sequence: bool) -> None:

@@ -11,6 +11,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from relax_core.device import ParallelConfig
 from relax_core.model.config import Qwen35Config
 from relax_core.model.context import choose_context
+from relax_core.model.lora_config import LoraConfig
 
 Recompute = Literal["none", "selective", "full"]
 # Norms, the feed-forward's activation and the token mixers' cores are computed again; the large matrix
@@ -25,6 +26,7 @@ def megatron_config(
     dtype: torch.dtype,
     recompute: Recompute,
     random_weights: bool,
+    lora: LoraConfig | None = None,
 ) -> TransformerConfig:
     """What Megatron's own parts (block, layer, linears, schedules, optimizer) read.
 
@@ -34,6 +36,7 @@ def megatron_config(
         dtype: of weights and activations, float32, bfloat16 or float64 (tests).
         recompute: see `build_model`.
         random_weights: whether weights are drawn; False leaves them unset for a checkpoint to fill.
+        lora: adapters of the trunk's projections; None, or of rank 0, is none.
 
     Raises:
         ValueError: the heads do not allow the way of context parallelism that was asked for.
@@ -100,6 +103,7 @@ def megatron_config(
         **options,
     )
     choose_context(config, model, parallel)
+    config.lora = lora if lora is not None and lora.rank else None
     return config
 
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from relax_kernels import swiglu
 
-from relax_core.model.sharding import split_rows
+from relax_core.model.linear import ColumnLinear, RowLinear
+from relax_core.model.sharding import split_rows, stored_rows
 
 
 class SwigluMlp(MegatronModule):  # type: ignore[misc]
@@ -28,23 +28,21 @@ class SwigluMlp(MegatronModule):  # type: ignore[misc]
         self.tp_group = ProcessGroupCollection.use_mpu_process_groups(["tp"]).tp
         ffn_size = ffn_size or config.ffn_hidden_size
         self.ffn_size = ffn_size // self.tp_group.size()
-        self.linear_fc1 = ColumnParallelLinear(
+        self.linear_fc1 = ColumnLinear(
             config.hidden_size,
             2 * ffn_size,
             config=config,
+            target="linear_fc1",
             init_method=config.init_method,
-            bias=False,
             stride=2,
             tp_group=self.tp_group,
         )
-        self.linear_fc2 = RowParallelLinear(
+        self.linear_fc2 = RowLinear(
             ffn_size,
             config.hidden_size,
             config=config,
+            target="linear_fc2",
             init_method=config.output_layer_init_method,
-            bias=False,
-            input_is_parallel=True,
-            skip_bias_add=True,
             tp_group=self.tp_group,
         )
 
@@ -60,5 +58,6 @@ class SwigluMlp(MegatronModule):  # type: ignore[misc]
         """Gate and up rows are kept apart, so that any tensor-parallel size can read them."""
         state: dict[str, Any] = super().sharded_state_dict(prefix, sharded_offsets, metadata)
         parts = {"gate": self.ffn_size, "up": self.ffn_size}
-        split_rows(state, f"{prefix}linear_fc1.weight", parts)
+        for key in stored_rows(state, f"{prefix}linear_fc1"):
+            split_rows(state, key, parts)
         return state

@@ -5,20 +5,28 @@ the experts. `Placement` translates both ways: a checkpoint's rows in, whole ten
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from relax_bridge import Checkpoint, Layout, ModelMap, Shard, import_shards
+from relax_bridge.partition import Partition, Replicated
+from relax_bridge.table import Entry
 from torch import Tensor
 
 from relax_core.model.arriving import all_arrived
 from relax_core.model.experts import Experts
+from relax_core.model.linear import Adapted, is_adapter, merged
+from relax_core.model.lora_config import LoraConfig
 from relax_core.model.qwen35 import Qwen35Model
 
+_ADAPTED = re.compile(
+    r"^(decoder\.layers\.\d+(?:\.\w+)*?(\.experts)?\.(linear_qkv|linear_proj|in_proj|out_proj|linear_fc[12]))"
+    r"\.weight(\d*)$"
+)
 _LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
 
 
@@ -29,14 +37,42 @@ class Part:
     Attributes:
         parameter: where it lies.
         expert: the row of `parameter`, [experts, out, in], that it is; None if it is all of it.
+        adapted: the projection that it is the weight of, if that has an adapter.
     """
 
     parameter: torch.nn.Parameter
     expert: int | None = None
+    adapted: Adapted | None = None
 
     def of(self, tensor: Tensor) -> Tensor:
         """The same part of a tensor of the parameter's shape, such as its gradient: a view."""
         return tensor if self.expert is None else tensor[self.expert]
+
+    def value(self) -> Tensor:
+        """The tensor, with its adapter added if it has one: what the model multiplies by."""
+        weight = self.of(self.parameter.detach())
+        if self.adapted is None:
+            return weight
+        assert self.adapted.lora is not None
+        a, b = self.of(self.adapted.lora_A.detach()), self.of(self.adapted.lora_B.detach())
+        whole: Tensor = merged(weight, a, b, self.adapted.lora.scale)
+        return whole
+
+
+class AdapterEntry(NamedTuple):
+    """A line of the table of adapters: `lora_A` or `lora_B` of one weight.
+
+    Attributes:
+        megatron: its name.
+        weight: the weight's line.
+        partition: how it is cut over tensor-parallel ranks.
+        expert: see `relax_bridge.table.Entry`.
+    """
+
+    megatron: str
+    weight: Entry
+    partition: Partition
+    expert: int | None
 
 
 class Placement:
@@ -44,19 +80,27 @@ class Placement:
 
     Args:
         table: all tensors of the whole model, `relax_bridge.model_map(config)`.
+        lora: the model's adapters.
     """
 
-    def __init__(self, table: ModelMap) -> None:
+    def __init__(self, table: ModelMap, lora: LoraConfig | None = None) -> None:
         self.table = table
         self.entries = {entry.megatron: entry for entry in table.entries}
+        self.adapters = {
+            adapter.megatron: adapter for entry in table.entries for adapter in _adapters(entry, lora)
+        }
 
     def parts(self, chunks: Sequence[Qwen35Model]) -> dict[str, Part]:
-        """This rank's parts by their names in the whole model.
+        """This rank's weights by their names in the whole model.
 
         The copy of the embedding that the last stage keeps for its head or its draft layers appears under the
         embedding's name.
         """
-        return dict(part for chunk in chunks for part in _parts(chunk))
+        return {n: part for chunk in chunks for n, part in _parts(chunk) if not is_adapter(n)}
+
+    def adapter_parts(self, chunks: Sequence[Qwen35Model]) -> dict[str, Part]:
+        """This rank's adapters by their names in the whole model."""
+        return {n: part for chunk in chunks for n, part in _parts(chunk) if is_adapter(n)}
 
     def load(self, chunks: Sequence[Qwen35Model], checkpoint: Checkpoint) -> None:
         """Fills this rank's parameters with its rows of a checkpoint, and reads no others.
@@ -76,37 +120,70 @@ class Placement:
         read = {shard.entry.megatron for shard, _ in shards}
         assert read == parts.keys(), f"bridge and model place otherwise: {sorted(read ^ parts.keys())}"
 
-    @torch.no_grad()
     def whole(self, chunks: Sequence[Qwen35Model]) -> Iterator[tuple[str, Tensor]]:
-        """Every whole weight by name, in the table's order, on every rank; all must iterate together."""
+        """Every whole weight by name, in the table's order, on every rank; all must iterate together.
+
+        Adapters are added to their weights.
+        """
+        return self._whole(chunks, self.parts(chunks), self.entries)
+
+    def whole_adapters(self, chunks: Sequence[Qwen35Model]) -> Iterator[tuple[AdapterEntry, Tensor]]:
+        """Every whole adapter, likewise."""
+        stream = self._whole(chunks, self.adapter_parts(chunks), self.adapters)
+        return ((self.adapters[name], tensor) for name, tensor in stream)
+
+    @torch.no_grad()
+    def _whole(
+        self,
+        chunks: Sequence[Qwen35Model],
+        mine: Mapping[str, Part],
+        entries: Mapping[str, Entry] | Mapping[str, AdapterEntry],
+    ) -> Iterator[tuple[str, Tensor]]:
         for chunk in chunks:
             all_arrived(chunk)
-        mine = self.parts(chunks)
         pipeline = parallel_state.get_pipeline_model_parallel_group()
         experts = parallel_state.get_expert_model_parallel_group()
         stages, expert_ranks = _owners(mine, pipeline), _owners(mine, experts)
-        for name, entry in self.entries.items():
-            tensor = self._joined(mine[name], name) if name in mine else None
+        for name, entry in entries.items():
+            tensor = self._joined(mine[name], entry) if name in mine else None
             if entry.expert is not None:
                 tensor = _shared(tensor, expert_ranks.get(name), experts)
             tensor = _shared(tensor, stages.get(name), pipeline)
             assert tensor is not None, f"no rank holds {name}"
             yield name, tensor
 
-    def _joined(self, part: Part, name: str) -> Tensor:
-        tensor = part.of(part.parameter.detach())
-        group = self.tensor_ranks(name)
+    def _joined(self, part: Part, entry: Entry | AdapterEntry) -> Tensor:
+        tensor = part.value()
+        group = tensor_ranks(entry)
         if group.size() == 1:
             return tensor
         shards = [torch.empty_like(tensor) for _ in range(group.size())]
         dist.all_gather(shards, tensor.contiguous(), group=group)
-        return self.entries[name].partition.gather(shards)
+        return entry.partition.gather(shards)
 
     def tensor_ranks(self, name: str) -> Any:
         """The group of the ranks over which the rows of a tensor are cut."""
-        if self.entries[name].expert is not None:
-            return parallel_state.get_expert_tensor_parallel_group()
-        return parallel_state.get_tensor_model_parallel_group()
+        return tensor_ranks(self.entries[name])
+
+
+def _adapters(entry: Entry, lora: LoraConfig | None) -> Iterator[AdapterEntry]:
+    """The two matrices of the weight's adapter, if it has one: one is cut as the weight is, one is whole."""
+    target = _ADAPTED.match(entry.megatron)
+    if lora is None or not lora.rank or target is None:
+        return
+    name, experts, projection, expert = target.groups()
+    if ("experts" if experts else projection) not in lora.targets:
+        return
+    for matrix, axis in (("lora_A", 1), ("lora_B", 0)):
+        cut = entry.partition if entry.partition.axis == axis else Replicated()
+        yield AdapterEntry(f"{name}.{matrix}{expert}", entry, cut, entry.expert)
+
+
+def tensor_ranks(entry: Entry | AdapterEntry) -> Any:
+    """The group of the ranks over which a tensor is cut."""
+    if entry.expert is not None:
+        return parallel_state.get_expert_tensor_parallel_group()
+    return parallel_state.get_tensor_model_parallel_group()
 
 
 def _layout(chunks: Sequence[Qwen35Model]) -> Layout:
@@ -128,21 +205,24 @@ def named_weights(model: Qwen35Model) -> Iterator[tuple[str, Tensor]]:
 
     Writing into one writes into the model.
     """
-    return ((name, part.of(part.parameter.detach())) for name, part in _parts(model))
+    return ((name, part.of(part.parameter.detach())) for name, part in _parts(model) if not is_adapter(name))
 
 
 def _parts(chunk: Qwen35Model) -> Iterator[tuple[str, Part]]:
     for name, parameter in chunk.named_parameters():
-        whole = _whole_name(chunk, name)
+        whole = whole_name(chunk, name)
+        module = chunk.get_submodule(name.rpartition(".")[0])
+        adapted = module if isinstance(module, Adapted) and module.lora and name.endswith("weight") else None
         owner = chunk.get_submodule(name.rsplit(".", 2)[0]) if ".experts." in name else None
         if isinstance(owner, Experts):
             for row in range(len(parameter)):
-                yield f"{whole}{owner.first + row}", Part(parameter, row)
+                yield f"{whole}{owner.first + row}", Part(parameter, row, adapted)
         else:
-            yield whole, Part(parameter)
+            yield whole, Part(parameter, adapted=adapted)
 
 
-def _whole_name(chunk: Qwen35Model, name: str) -> str:
+def whole_name(chunk: Qwen35Model, name: str) -> str:
+    """What a parameter or module of a piece of the layers is called in the whole model."""
     if name == "output_layer.weight" and chunk.model_config.tied:
         return "embedding.word_embeddings.weight"
     if found := _LAYER.match(name):

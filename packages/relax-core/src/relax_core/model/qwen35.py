@@ -25,6 +25,7 @@ from relax_core.model.arriving import all_arrived, arrived
 from relax_core.model.balance import LoadBalance
 from relax_core.model.config import Qwen35Config
 from relax_core.model.head import score_tokens
+from relax_core.model.linear import without_adapters
 from relax_core.model.mtp import MultiTokenPrediction
 from relax_core.model.mtp_config import MtpConfig
 from relax_core.model.packed import PackedContext
@@ -87,7 +88,7 @@ class Qwen35Model(LanguageModule):  # type: ignore[misc]
             self.output_layer = self.make_head()
         # Megatron's schedules take any attribute called mtp for a block with layers.
         if self.mtp_process:
-            self.mtp = MultiTokenPrediction(config, model, groups, vp_stage)
+            self.mtp = MultiTokenPrediction(without_adapters(config), model, groups, vp_stage)
         if pre_process or post_process:
             self.setup_embeddings_and_output_layer()
 
@@ -243,7 +244,11 @@ class Qwen35Model(LanguageModule):  # type: ignore[misc]
 
     def _embed(self, tokens_T: torch.Tensor) -> torch.Tensor:
         """[T] -> [T, 1, D] (this rank's tokens under sequence parallelism)."""
-        return cast(torch.Tensor, self.embedding(tokens_T.unsqueeze(0), None))
+        embedded_T1D = cast(torch.Tensor, self.embedding(tokens_T.unsqueeze(0), None))
+        if self.config.lora is not None and torch.is_grad_enabled():
+            # Megatron's recompute gives no gradient at all where no input asks for one.
+            embedded_T1D.requires_grad_()
+        return embedded_T1D
 
     def _context(
         self, layout: PackedLayout, device: torch.device, balance: LoadBalance | None

@@ -13,6 +13,11 @@ import torch
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 
 
+def stored_rows(state: Mapping[str, Any], linear: str) -> list[str]:
+    """The tensors of a projection that have its rows: its weight, and the outer one of its adapter."""
+    return [key for key in (f"{linear}.weight", f"{linear}.lora_B") if key in state]
+
+
 def split_rows(state: dict[str, Any], key: str, parts: Mapping[str, int], *, axis: int = 0) -> None:
     """Replaces `state[key]`, a tensor sharded over `axis`, by one that is stored per component.
 

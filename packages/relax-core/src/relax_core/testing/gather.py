@@ -12,7 +12,7 @@ from relax_bridge.partition import Replicated
 from relax_bridge.table import Entry
 from torch import Tensor
 
-from relax_core.model.placement import Placement
+from relax_core.model.placement import AdapterEntry, Part, Placement
 from relax_core.trainer.trainer import Trainer
 
 _REPLICAS = 1e-12
@@ -31,7 +31,7 @@ def gather(trainer: Trainer, placement: Placement, read: Callable[[Any], Tensor 
     """
     mine = {
         name: tensor if tensor is None else part.of(tensor)
-        for name, part in placement.parts(trainer.chunks).items()
+        for name, part in _parts(trainer, placement).items()
         for tensor in (read(part.parameter),)
     }
     parts: list[Any] = [None] * dist.get_world_size()
@@ -39,11 +39,16 @@ def gather(trainer: Trainer, placement: Placement, read: Callable[[Any], Tensor 
     if dist.get_rank() != 0:
         return {}
     found = {name for _, held in parts for name in held}
+    entries: dict[str, Entry | AdapterEntry] = {**placement.entries, **placement.adapters}
     return {
         name: whole
-        for name, entry in placement.entries.items()
+        for name, entry in entries.items()
         if name in found and (whole := _whole(entry, parts)) is not None
     }
+
+
+def _parts(trainer: Trainer, placement: Placement) -> dict[str, Part]:
+    return placement.parts(trainer.chunks) | placement.adapter_parts(trainer.chunks)
 
 
 def _tensor_ranks() -> dict[bool, int]:
@@ -54,7 +59,9 @@ def _tensor_ranks() -> dict[bool, int]:
     }
 
 
-def _whole(entry: Entry, parts: Sequence[tuple[Mapping[bool, int], Mapping[str, Any]]]) -> Tensor | None:
+def _whole(
+    entry: Entry | AdapterEntry, parts: Sequence[tuple[Mapping[bool, int], Mapping[str, Any]]]
+) -> Tensor | None:
     shards: dict[int, Tensor] = {}
     for ranks, held in parts:
         tensor = held.get(entry.megatron)

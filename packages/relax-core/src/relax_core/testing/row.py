@@ -25,6 +25,7 @@ class Row:
         balance: coefficient of the balance loss of a model with experts.
         objective: "sft", "policy" (GRPO with importance ratio, KL, entropy, maxima), an algorithm's name,
             or "value": the critic's loss, on a critic.
+        lora: settings of `LoraConfig`; adapters then start from random numbers.
         precision: "fp32", or "bf16" on accelerators.
         quick: whether the ordinary tests run it; `nox -s parity` runs all.
     """
@@ -40,6 +41,7 @@ class Row:
     model: Mapping[str, Any] = field(default_factory=dict)
     balance: float = 0.0
     objective: str = "sft"
+    lora: Mapping[str, Any] = field(default_factory=dict)
     precision: Literal["fp32", "bf16"] = "fp32"
     quick: bool = False
 

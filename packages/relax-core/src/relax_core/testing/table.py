@@ -29,6 +29,8 @@ _EP = {"expert": 2}
 _MANY_EXPERTS = {"num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 4}
 _TIED_JOINED: dict[str, Any] = {"model": _TIED, "draft": _JOINED}
 
+_LORA = {"rank": 3, "alpha": 6.0}
+_LORA_EXPERTS = {**_LORA, "targets": ("in_proj", "linear_qkv", "linear_fc1", "linear_fc2", "experts")}
 _SMALL = {"micro_batch_tokens": 16}
 ALGORITHMS = ("gspo", "cispo", "sapo", "rloo", "reinforce_plus_plus", "m2po", "dpo")
 """One of each policy loss; the others differ in advantages and settings alone."""
@@ -133,6 +135,18 @@ ROWS: tuple[Row, ...] = (
     Row("pp2-value", 2, _PP, objective="value"),
     Row("dp2-overlap-both-value", 2, trainer=_OVERLAP_BOTH, objective="value"),
     Row("moe-ep2-value", 2, _EP, family="moe", objective="value"),
+    # Low-rank adapters on every projection, and nothing else trained.
+    Row("micro-batches-lora", 1, trainer=_SMALL, lora=_LORA, quick=True),
+    Row("tp2-lora", 2, _TP, lora=_LORA),
+    Row("tp2-sp-lora-policy", 2, _SP, lora=_LORA, objective="policy", quick=True),
+    Row("tp2-sp-one-kv-head-lora", 2, _SP, model=_ONE_KV_HEAD, lora=_LORA),
+    Row("cp2-lora", 2, _CP, lora=_LORA),
+    Row("pp2-lora-tied", 2, _PP, model=_TIED, mtp=1, lora=_LORA),
+    Row("dp2-overlap-both-lora", 2, trainer=_OVERLAP_BOTH, lora=_LORA),
+    Row("tp2-sp-full-lora", 2, _SP, trainer=_FULL, lora=_LORA),
+    Row("tp2-selective-lora", 2, _TP, trainer=_SELECTIVE, lora=_LORA),
+    Row("moe-ep2-lora", 2, _EP, family="moe", lora=_LORA_EXPERTS, balance=0.5),
+    Row("moe-tp2-sp-ep2-etp1-lora", 2, {**_SP, **_EP, "expert_tensor": 1}, family="moe", lora=_LORA_EXPERTS),
     # Recompute on top.
     Row("tp2-sp-selective-mtp1", 2, _SP, trainer=_SELECTIVE, mtp=1),
     Row("tp2-sp-full-mtp1", 2, _SP, trainer=_FULL, mtp=1),

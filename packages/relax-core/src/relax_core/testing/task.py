@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from relax_bridge import Checkpoint, model_map, write_checkpoint
 
+from relax_core.model.placement import AdapterEntry, Part, tensor_ranks
 from relax_core.testing.row import Row
 from relax_core.trainer.sample import Sample
 
@@ -109,6 +111,20 @@ def full_weights(shapes: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
         name: (torch.randn(shape, generator=generator) * _spread(name)).bfloat16().float()
         for name, shape in shapes.items()
     }
+
+
+@torch.no_grad()
+def fill_adapter(part: Part, entry: AdapterEntry, rank: int) -> None:
+    """Random numbers for this rank's part of an adapter, the same however ranks share it.
+
+    Both matrices: with B at 0, as adapters start, nothing would depend on A.
+    """
+    outputs, inputs = entry.weight.megatron_shape
+    shape = (rank, inputs) if "lora_A" in entry.megatron else (outputs, rank)
+    generator = torch.Generator().manual_seed(zlib.crc32(entry.megatron.encode()))
+    whole = torch.randn(shape, generator=generator) * 0.1
+    group = tensor_ranks(entry)
+    part.of(part.parameter).copy_(entry.partition.shard(whole, group.rank(), group.size()))
 
 
 def _spread(name: str) -> float:

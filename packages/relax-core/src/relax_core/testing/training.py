@@ -19,10 +19,11 @@ from relax_core.loop.values import ValueObjective
 from relax_core.model import MtpConfig, Qwen35Config
 from relax_core.model.build import build_chunks
 from relax_core.model.critic import copy_trunk
+from relax_core.model.lora_config import LoraConfig
 from relax_core.model.placement import Placement
 from relax_core.testing.gather import gather
 from relax_core.testing.row import Row
-from relax_core.testing.task import initial_checkpoint, model_config, step_samples
+from relax_core.testing.task import fill_adapter, initial_checkpoint, model_config, step_samples
 from relax_core.trainer.config import TrainerConfig
 from relax_core.trainer.objective import TrainingObjective
 from relax_core.trainer.optimizer import Training
@@ -81,6 +82,7 @@ def make_trainer(row: Row, world: World) -> tuple[Trainer, Placement]:
     config = TrainerConfig(
         **{**settings, "precision": row.precision, "balance_coefficient": row.balance, **row.trainer}
     )
+    lora = LoraConfig(**row.lora)
     build = partial(
         build_chunks,
         Qwen35Config.from_hf(facts),
@@ -89,9 +91,10 @@ def make_trainer(row: Row, world: World) -> tuple[Trainer, Placement]:
         recompute=config.recompute,
         mtp=mtp,
         device=world.torch_device,
+        lora=lora,
     )
     chunks = build()
-    placement = Placement(model_map(facts))
+    placement = Placement(model_map(facts), lora)
     with initial_checkpoint(facts) as checkpoint:
         placement.load(chunks, checkpoint)
     if row.objective == "value":
@@ -101,6 +104,8 @@ def make_trainer(row: Row, world: World) -> tuple[Trainer, Placement]:
         placement.entries["output_layer.weight"] = head._replace(
             row=replace(head.row, partition=Replicated())
         )
+    for name, part in placement.adapter_parts(chunks).items():
+        fill_adapter(part, placement.adapters[name], lora.rank)
     trainer = Trainer(chunks, config, mtp, device=world.torch_device, optimizer_steps=10, parallel=parallel)
     return trainer, placement
 

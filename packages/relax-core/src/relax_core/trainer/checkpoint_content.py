@@ -12,6 +12,7 @@ from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, ShardedTensorFactory
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
+from relax_core.model.linear import is_adapter
 from relax_core.trainer.trainer import Trainer
 
 GENERATORS = "generators"
@@ -82,7 +83,8 @@ def restore_content(trainer: Trainer, loaded: Mapping[str, Any], *, complete: bo
         fresh = _tensors(trainer, is_loading=False)
         loaded = {**loaded, **{name: _completed(loaded.get(name), part) for name, part in fresh.items()}}
     for name, chunk in _named_chunks(trainer).items():
-        chunk.load_state_dict(loaded[name])
+        _, unexpected = chunk.load_state_dict(loaded[name], strict=chunk.config.lora is None)
+        assert not unexpected, f"the checkpoint holds what the model has not: {unexpected}"
     trainer.training.optimizer.load_state_dict(loaded["optimizer"])
     trainer.training.scheduler.load_state_dict(loaded["scheduler"])
     if GENERATORS in loaded:
@@ -92,11 +94,19 @@ def restore_content(trainer: Trainer, loaded: Mapping[str, Any], *, complete: bo
 
 
 def _tensors(trainer: Trainer, *, is_loading: bool) -> dict[str, Any]:
-    model = {name: chunk.sharded_state_dict() for name, chunk in _named_chunks(trainer).items()}
+    model = {name: _weights(chunk) for name, chunk in _named_chunks(trainer).items()}
     optimizer = trainer.training.optimizer.sharded_state_dict(
         model, is_loading=is_loading, metadata=_OPTIMIZER_FORMAT
     )
     return {**model, "optimizer": optimizer}
+
+
+def _weights(chunk: Any) -> dict[str, Any]:
+    """What is trained: with adapters, they alone; the rest is read from where the run starts."""
+    state: dict[str, Any] = chunk.sharded_state_dict()
+    if chunk.config.lora is None:
+        return state
+    return {name: value for name, value in state.items() if is_adapter(name)}
 
 
 def _named_chunks(trainer: Trainer) -> dict[str, Any]:

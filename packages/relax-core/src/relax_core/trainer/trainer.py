@@ -95,6 +95,8 @@ class Trainer:
         starts = torch.tensor([0, *(len(s.tokens_L) for s in samples)]).cumsum(0)
         found = torch.zeros(int(starts[-1]), device=self.device)
         chunks = self.chunks if model is None else _chunks(model)
+        for chunk in chunks:
+            chunk.eval()
 
         def keep(hidden_TD: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
             scored = chunks[-1].token_logprobs(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from relax_core.device import World
-from relax_core.testing.faults import experts, gradients, loss, packing, vocabulary
+from relax_core.testing.faults import completions, experts, gradients, loss, packing, vocabulary
 from relax_core.testing.row import Row
 from relax_core.testing.training import Measured, train
 
@@ -29,6 +29,8 @@ FAULTS: Mapping[str, Callable[[Row], Any]] = {
     "the convolution leaks from one sample into the next": packing.convolution_of_the_whole_row,
     "the state leaks from one sample into the next": packing.state_of_the_whole_row,
     "the balance loss counts tokens once for every tensor rank": experts.balance_counts_of_every_rank,
+    "the ratio of a completion counts the tokens of its own piece": completions.ratio_of_own_piece,
+    "an adapter over spread tokens keeps its partial gradient": completions.adapter_of_tokens_not_summed,
     "the balance loss is divided by the context size": experts.balance_divided_by_context,
 }
 
