@@ -39,8 +39,12 @@ class Twice(Target):
             gradients = grads_of([x for x in outputs if _floating(x)], inputs)
             results.append([*outputs, *gradients, *(x for x in copies if isinstance(x, torch.Tensor))])
         for first, second in zip(*results, strict=True):
-            assert first is second or torch.equal(first, second)
+            assert first is second or torch.equal(_bits(first), _bits(second))
         return super().run(op, *args, **kwargs)
+
+
+def _bits(x: torch.Tensor) -> torch.Tensor:
+    return x.detach().contiguous().view(-1).view(torch.uint8)
 
 
 def _copy(x: Any) -> Any:

@@ -3,7 +3,8 @@ import math
 import pytest
 import relax_kernels as rk
 import torch
-from relax_kernels.testing import NotServed, Target, assert_near, grads_of, tolerance
+from relax_kernels.testing import Case, NotServed, Target, assert_near, grads_of, tolerance
+from relax_kernels.testing.delta_rule_cases import closing_gate_cases
 from relax_kernels.torch_backend.delta_step import naive_gated_delta_rule
 
 CU = rk.CuSeqlens.from_lengths
@@ -90,20 +91,13 @@ def test_packed_equals_separate(target: Target) -> None:
         assert_near(mine, other, allowed)
 
 
-def test_a_sequence_of_nan_does_not_reach_its_neighbours(target: Target) -> None:
-    cu = CU((70, 5, 70))
-    x = inputs(target, cu.total)
-    o, _ = run(target, *x, cu_seqlens=cu)
-    grads = grads_of((o,), x)
-    spoilt = [y.detach().clone() for y in x]
-    for y in spoilt:
-        y[70:75] = torch.nan
-        y.requires_grad_()
-    o_spoilt, _ = run(target, *spoilt, cu_seqlens=cu)
-    keep = torch.cat((torch.arange(70), torch.arange(75, 145))).to(target.device)
-    assert torch.equal(o[keep], o_spoilt[keep])
-    for mine, other in zip(grads, grads_of((o_spoilt,), spoilt), strict=True):
-        assert torch.equal(mine[keep], other[keep])
+@pytest.mark.parametrize("case", list(closing_gate_cases(on_own_scale=True)), ids=lambda case: case.name)
+def test_dg_of_closed_gates_keeps_its_digits(target: Target, case: Case) -> None:
+    """An error there counts times g in the gradient of A_log; the suite's scale is that of the largest dg."""
+    try:
+        case.check(target)
+    except NotServed as reason:
+        pytest.skip(str(reason))
 
 
 def test_two_halves_joined_by_the_state_are_the_whole(target: Target) -> None:

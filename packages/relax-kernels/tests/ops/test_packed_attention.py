@@ -111,21 +111,6 @@ def test_packed_equals_separate(target: Target) -> None:
         assert_near(mine, other, allowed)
 
 
-def test_a_sequence_of_nan_does_not_reach_its_neighbours(target: Target) -> None:
-    cu = CU((20, 5, 19))
-    x = qkv(target, cu.total, cu.total)
-    o = run(target, *x, cu_seqlens_q=cu)
-    spoilt = [y.detach().clone() for y in x]
-    for y in spoilt:
-        y[20:25] = torch.nan
-        y.requires_grad_()
-    again = run(target, *spoilt, cu_seqlens_q=cu)
-    keep = torch.cat((torch.arange(20), torch.arange(25, 44))).to(target.device)
-    assert torch.equal(o[keep], again[keep])
-    for mine, other in zip(grads_of((o,), x), grads_of((again,), spoilt), strict=True):
-        assert torch.equal(mine[keep], other[keep])
-
-
 def test_runs_give_equal_bits(target: Target) -> None:
     cu = CU((70, 5, 33))
     x = qkv(target, cu.total, cu.total)

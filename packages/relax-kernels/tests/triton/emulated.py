@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from gluon_emulator import Descriptor, emulate
-from interpreted import TARGET, accept_arrays_of_one, results
+from interpreted import TARGET, accept_arrays_of_one, cases, check_cases, results
 from relax_kernels import CuSeqlens
 from relax_kernels.testing import assert_near
 from relax_kernels.torch_backend.backend import IMPLEMENTATIONS
@@ -35,7 +35,8 @@ def emulate_hopper(low: torch.dtype) -> None:
     hopper_launch.multiprocessors = lambda device: 3
 
     def prepare(problem: Any) -> Any:
-        tables = PREPARE(problem)
+        # The interpreter multiplies float32 only.
+        tables = PREPARE(replace(problem, inputs=tuple(x.float() for x in problem.inputs)))
         rounded = (x.to(low).float() for x in (tables.inverse_MUCC, tables.scores_MUCC))
         return replace(tables, **dict(zip(("inverse_MUCC", "scores_MUCC"), rounded, strict=True)))
 
@@ -77,6 +78,9 @@ def main() -> None:
         check((100, 9), (1, 2, 64), decay, (0.0, 1.0), 2e-2, torch.bfloat16)
     for beta in ((0.0, 0.0), (1.0, 1.0)):
         check((100, 9), (1, 2, 64), (-1.0, 0.0), beta, 2e-2, torch.bfloat16)
+    for dtype in (torch.float32, torch.bfloat16):
+        emulate_hopper(dtype)
+        check_cases(cases(dtype, {"gated_delta_rule"}))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
+from triton.experimental.gluon._runtime import GluonJITFunction
 
 
 class Value(torch.Tensor):
@@ -135,8 +136,13 @@ def _bind(function: FunctionType, program: int, programs: int, low: torch.dtype)
         "warpgroup_mma": _multiply,
         "warpgroup_mma_wait": lambda count, deps: deps[0] if len(deps) == 1 else tuple(deps),
     }
+    helpers = {
+        name: _bind(function.__globals__[name].fn, program, programs, low)
+        for name in function.__code__.co_names
+        if isinstance(function.__globals__.get(name), GluonJITFunction)
+    }
     return FunctionType(
-        function.__code__, {**function.__globals__, **language}, argdefs=function.__defaults__
+        function.__code__, {**function.__globals__, **helpers, **language}, argdefs=function.__defaults__
     )
 
 

@@ -1,21 +1,26 @@
-"""Run the triton kernels in Triton's interpreter on the CPU against the torch backend; exits 0 if they agree.
+"""Run the triton kernels in Triton's interpreter on the CPU; exits 0 if they agree.
+
+    python interpreted.py operators|cases    # with the torch backend, in small pieces | in parity cases
 
 A program of its own: the interpreter is chosen when kernels are defined. Float32, which the backend does not
 serve everywhere on a device, because the interpreter multiplies neither bfloat16 nor in tf32.
 """
 
 import os
+import sys
 
 os.environ["TRITON_INTERPRET"] = "1"
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable
 from functools import partial
 from typing import Any
 
 import torch
 from relax_kernels import AdamShard, AdamShards, CuSeqlens, join_float32, sort_by_expert
-from relax_kernels.testing import Target, assert_near, grads_of
+from relax_kernels.testing import Case, Target, assert_near, grads_of, parity_cases
 from relax_kernels.testing.adam_cases import OPTIONS
+from relax_kernels.testing.case import dtype_name
+from relax_kernels.testing.delta_rule_cases import closing_gate_cases
 from relax_kernels.torch_backend import backend as torch_backend
 from relax_kernels.triton_backend import (
     conv,
@@ -31,6 +36,19 @@ from triton.runtime import interpreter
 
 TARGET = Target("torch", "cpu")
 LENGTHS = CuSeqlens.from_lengths((65, 0, 3, 30))
+# Kernels whose tiles hold tokens of several sequences; in the others a program has one token's.
+TILED = (
+    "gated_delta_rule",
+    "causal_conv1d",
+    "linear_logprob",
+    "rms_norm",
+    "add_rms_norm",
+    "gated_rms_norm",
+    "rotary",
+    "swiglu",
+    "output_gate",
+    "delta_gates",
+)
 EXPERTS = sort_by_expert(torch.randint(0, 5, (98, 2), generator=torch.Generator().manual_seed(1)), experts=5)
 
 
@@ -45,6 +63,15 @@ def accept_arrays_of_one() -> None:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     interpreter._patch_lang_tensor = patched
+
+
+def check_cases(cases: Iterable[Case]) -> None:
+    """Run parity cases on the triton backend, which serves the CPU and all dtypes from now on."""
+    TritonBackend.device_types = frozenset({"cpu"})
+    TritonBackend.refusal = lambda self, call: None
+    for case in cases:
+        case.check(Target("triton", "cpu"))
+        print(case.name, "agrees", flush=True)
 
 
 def calls() -> dict[str, tuple[tuple[torch.Tensor | None, ...], dict[str, Any]]]:
@@ -155,8 +182,14 @@ def states(
     return [join_float32(weight, rest), grad, mean, square]
 
 
-def main() -> None:
-    accept_arrays_of_one()
+def cases(dtype: torch.dtype, operators: Container[str] = TILED) -> list[Case]:
+    """Return what is checked of sequences packed together, and of gates that close now and then."""
+    chosen = [case for case in parity_cases() if "neighbours" in case.name and case.op in operators]
+    chosen += closing_gate_cases(on_own_scale=True)
+    return [case for case in chosen if case.name.endswith(dtype_name(dtype))]
+
+
+def check_operators() -> None:
     # Small pieces, so that the small inputs here have several.
     conv.FORWARD, conv.BACKWARD = {"L": 16, "B": 16}, {"L": 16, "B": 16, "UNROLL": 4}
     logprob.STEP = logprob_fixed.STEP = 64
@@ -172,8 +205,16 @@ def main() -> None:
         for index, (a, e) in enumerate(zip(actual, expected, strict=True)):
             if e is not None:
                 assert_near(a, e, 1e-5, f"{name} result {index}")
-        print(name, "agrees")
+        print(name, "agrees", flush=True)
+
+
+def main(what: str) -> None:
+    accept_arrays_of_one()
+    if what == "operators":
+        check_operators()
+    else:
+        check_cases(cases(torch.float32))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

@@ -4,7 +4,10 @@ compiler does.
 
 from __future__ import annotations
 
+import re
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,18 +45,17 @@ class HopperWithoutDevice:
 
 
 @pytest.fixture
-def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Launches compile only; the names of the kernels."""
-    names: list[str] = []
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
+    """Launches compile only; the names of the kernels, and what they were compiled to."""
+    kernels: list[tuple[str, Any]] = []
     run = triton.runtime.jit.JITFunction.run
 
     def warm_up(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-        names.append(self.fn.__name__)
-        return run(self, *args, grid=grid, warmup=True, **kwargs)
+        kernels.append((self.fn.__name__, run(self, *args, grid=grid, warmup=True, **kwargs)))
 
     monkeypatch.setattr(triton.runtime.jit.JITFunction, "run", warm_up)
     monkeypatch.setattr(triton.runtime.driver, "_active", HopperWithoutDevice())
-    return names
+    return kernels
 
 
 def leaf(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -131,7 +133,7 @@ CALLS: dict[str, tuple[Callable[[], tuple[Any, ...]], dict[str, Any], set[str]]]
 
 
 @pytest.mark.parametrize("op", CALLS)
-def test_both_passes_compile(op: str, compiled: list[str]) -> None:
+def test_both_passes_compile(op: str, compiled: list[tuple[str, Any]]) -> None:
     inputs, options, kernels = CALLS[op]
     tensors = inputs()
     result = TritonBackend().implementation(op.split()[0])(*tensors, **options)
@@ -140,4 +142,67 @@ def test_both_passes_compile(op: str, compiled: list[str]) -> None:
     if wanted:
         smooth = [x for x in outputs if x.requires_grad]
         torch.autograd.grad(smooth, wanted, [torch.ones_like(x) for x in smooth])
-    assert set(compiled) == kernels
+    assert {name for name, _ in compiled} == kernels
+
+
+def stack_bytes(kernel: Any, folder: Path) -> int:
+    """Return the bytes of local memory a thread needs: what does not fit in registers."""
+    binary = folder / "kernel.cubin"
+    binary.write_bytes(kernel.asm["cubin"])
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    told = subprocess.run([tool, "--dump-resource-usage", binary], capture_output=True, text=True, check=True)
+    found = re.search(r"STACK:(\d+)", told.stdout)
+    assert found is not None
+    return int(found[1])
+
+
+@pytest.mark.parametrize(("lengths", "K"), [((1024,), 128), ((64,) * 80, 128), ((1024,), 64)])
+def test_the_delta_rule_for_hopper_compiles_and_stays_in_registers(
+    lengths: tuple[int, ...],
+    K: int,
+    compiled: list[tuple[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    hopper = pytest.importorskip("relax_kernels.triton_backend.hopper_launch")
+    monkeypatch.setattr(hopper, "serves", lambda problem: True)
+    monkeypatch.setattr(hopper, "multiprocessors", lambda device: 132)
+    run_delta_rule(lengths, K)
+    assert [name for name, _ in compiled] == [
+        "prepare_kernel",
+        "scan_kernel",
+        "scan_kernel",
+        "scan_backward_kernel",
+        "gradients_kernel",
+        "decay_kernel",
+    ]
+    # The gradients had 720 when they kept descriptors of their products in registers.
+    assert max(stack_bytes(kernel, tmp_path) for _, kernel in compiled) <= 40
+    # What one program may have of a multiprocessor's 228 KiB.
+    assert max(kernel.metadata.shared for _, kernel in compiled) <= 227 * 1024
+
+
+@pytest.mark.parametrize("K", [16, 128])
+def test_the_delta_rule_for_any_device_compiles(K: int, compiled: list[tuple[str, Any]]) -> None:
+    run_delta_rule((65, 0, 3), K)
+    assert {name for name, _ in compiled} == {
+        "prepare_kernel",
+        "scan_kernel",
+        "scan_backward_kernel",
+        "gradients_kernel",
+    }
+
+
+def run_delta_rule(lengths: tuple[int, ...], K: int) -> None:
+    cu = CuSeqlens.from_lengths(lengths)
+    shapes = ((cu.total, 1, K), (cu.total, 1, K), (cu.total, 2, K), (cu.total, 2), (cu.total, 2))
+    given = [leaf(*shape) for shape in shapes]
+    o, _ = TritonBackend().implementation("gated_delta_rule")(
+        *given,
+        cu_seqlens=cu,
+        initial_state_NUKV=None,
+        output_final_state=False,
+        qk_l2norm=True,
+        scale=0.1,
+    )
+    torch.autograd.grad(o, given, torch.ones_like(o))

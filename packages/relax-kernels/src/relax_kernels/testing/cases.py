@@ -7,6 +7,7 @@ from relax_kernels.testing import (
     attention_cases,
     delta_rule_cases,
     expert_cases,
+    isolation_cases,
     logprob_cases,
     small_cases,
 )
@@ -17,5 +18,13 @@ __all__ = ["Case", "parity_cases"]
 
 def parity_cases() -> tuple[Case, ...]:
     """Return every case of every operator; names are unique."""
-    sources = (delta_rule_cases, small_cases, attention_cases, logprob_cases, expert_cases, adam_cases)
+    sources = (
+        delta_rule_cases,
+        small_cases,
+        attention_cases,
+        logprob_cases,
+        expert_cases,
+        adam_cases,
+        isolation_cases,
+    )
     return tuple(case for source in sources for case in source.cases())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -11,7 +11,7 @@ import torch
 from relax_kernels.cu_seqlens import CuSeqlens
 from relax_kernels.testing import references
 from relax_kernels.testing.case import Case, dtype_name
-from relax_kernels.testing.compare import assert_parity, float64_leaves, grads_of, tolerance
+from relax_kernels.testing.compare import assert_near, assert_parity, float64_leaves, grads_of, tolerance
 from relax_kernels.testing.target import Target
 
 NAMES = "o final_state dq dk dv dg dbeta dinitial_state"
@@ -43,6 +43,10 @@ class _Setting:
     """Range of g."""
     size: float = 1.0
     """Factor on q, k and v."""
+    closed: float | None = None
+    """g of every third (token, head) or so."""
+    on_own_scale: bool = False
+    """Compare dg of closed gates on its own scale too."""
 
 
 def cases() -> Iterator[Case]:
@@ -64,11 +68,25 @@ def cases() -> Iterator[Case]:
     yield _case("forgets-everything", _Setting(decay=(-90.0, -60.0)))
     yield _case("forgets-nothing", _Setting(decay=(0.0, 0.0)))
     yield _case("forgets-now-and-then", _Setting(decay=(-40.0, 0.0)))
+    yield from closing_gate_cases(on_own_scale=False)
     yield _case("large-values", _Setting(size=100.0))
     for dtype in (torch.float32, torch.bfloat16):
         yield Case(
             "gated_delta_rule_step", f"gated_delta_rule_step-{dtype_name(dtype)}", partial(_check_step, dtype)
         )
+
+
+def closing_gate_cases(on_own_scale: bool) -> Iterator[Case]:
+    """Yield cases whose gates close now and then, between open ones.
+
+    on_own_scale: compare dg of the closed gates also on its own scale. Little passes them, so dg is small
+    there, but g, which it is multiplied with further back, is large. The suite does not ask for that.
+    """
+    for closed in (-8.0, -30.0, -1000.0):
+        for dtype in (torch.float32, torch.bfloat16):
+            setting = _Setting((20, 150, 64), dtype=dtype, decay=(-0.5, 0.0), closed=closed)
+            name = f"closes-now-and-then{closed:g}-{dtype_name(dtype)}"
+            yield _case(name, replace(setting, on_own_scale=on_own_scale))
 
 
 def _case(name: str, setting: _Setting) -> Case:
@@ -83,6 +101,9 @@ def _check(s: _Setting, target: Target) -> None:
     v = (target.normal(T, U, V, seed=3).detach() * s.size).to(s.dtype).requires_grad_()
     exact = torch.float64 if s.dtype == torch.float64 else torch.float32
     g = target.uniform(T, U, low=s.decay[0], high=s.decay[1], seed=4, dtype=exact)
+    closed_TU = target.uniform(T, U, low=0.0, high=1.0, seed=7).detach() < 0.3
+    if s.closed is not None:
+        g = torch.where(closed_TU, s.closed, g.detach()).requires_grad_()
     beta = target.uniform(T, U, low=0.0, high=1.0, seed=5, dtype=s.dtype)
     initial = target.normal(len(lengths), U, K, V, seed=6, dtype=exact) if s.initial else None
     inputs = (q, k, v, g, beta, initial)
@@ -108,8 +129,25 @@ def _check(s: _Setting, target: Target) -> None:
         scale=s.scale,
     )
     names = NAMES if s.initial else NAMES.removesuffix(" dinitial_state")
+    expected_grads = grads_of(expected, [*leaves, initial64])
     allowed = tolerance(s.dtype, target.device)
-    assert_parity((o, final, *grads), (*expected, *grads_of(expected, [*leaves, initial64])), allowed, names)
+    assert_parity((o, final, *grads), (*expected, *expected_grads), allowed, names)
+    if s.on_own_scale:
+        _check_closed(grads[3], expected_grads[3], closed_TU.cpu(), allowed)
+
+
+def _check_closed(
+    dg_TU: torch.Tensor | None, expected_TU: torch.Tensor | None, closed_TU: torch.Tensor, allowed: float
+) -> None:
+    assert dg_TU is not None
+    assert expected_TU is not None
+    actual, expected = dg_TU.cpu().double()[closed_TU], expected_TU[closed_TU]
+    largest = float(expected.abs().max())
+    assert largest < 1e-1, "gates are not closed"
+    if largest:
+        assert_near(actual / largest, expected / largest, allowed, "dg of closed gates")
+    else:
+        assert not actual.any(), "something passes gates that let nothing pass"
 
 
 def _check_step(dtype: torch.dtype, target: Target) -> None:

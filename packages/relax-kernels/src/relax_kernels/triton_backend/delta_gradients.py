@@ -9,14 +9,23 @@ state after it, X and dU from the scans, q and k normalised, D_ij = exp(G_i - G_
     L    = exp(G) dU S^T + F k                       (dk of the erased value is -beta L)
     R    = exp(G_C - G) X dS'^T + E^T q - F^T (beta k)
     dk   = R - beta L        dv = beta dU        dbeta_i = dU_i . v_i - k_i . L_i
-    dG_i = q_i . dq_i - beta_i k_i . L_i - k_i . R_i,   and at the last token + <S', dS'>
 
-dG follows from where G enters: exp(G) beside q, exp(G) beside the erased k, exp(-G) beside every other k. Its
-sums cancel between tokens, exactly so for a pair within the chunk. So that rounding does not undo it, E and F
-are rounded once with all their factors (E / (|q| |k|), beta F / |k|^2), and what is summed in registers is dq
-/ |q| and dk / |k|: both ends of a pair then have the same product. No product takes the transpose of a tensor
-that is not in memory as its left factor: Triton 3.4 to 3.7.0 computes that wrongly on Hopper
-(flash-linear-attention issues 640 and 984). E^T and F^T are computed from their own products instead.
+dg_t is the sum of what passes token t, j < t <= i, where j may be the state before the chunk and i the one
+after it:
+
+    pairs      P_ij = E_ij q_i . k_j - beta_i F_ij k_i . k_j
+    S to i     a_i  = exp(G_i) (scale q_i . (do S^T)_i - beta_i k_i . (dU S^T)_i)
+    j to S'    b_j  = exp(G_C - G_j) k_j . (X dS'^T)_j
+    S to S'    exp(G_C) <S, dS'>
+
+It is summed as that, not as a running sum of q . dq - k . dk in which what does not pass cancels: little
+passes a gate that closes, and the rounding of the rest would be left. The sum over pairs takes a product with
+a triangle of ones, so the pairs are rounded to the inputs' dtype, each on its own scale.
+
+E and F are rounded with all their factors (E / (|q| |k|), beta F / |k|^2), and what is summed in registers is
+dq / |q| and dk / |k|. No product takes the transpose of a tensor that is not in memory as its left factor:
+Triton 3.4 to 3.7.0 computes that wrongly on Hopper (flash-linear-attention issues 640 and 984). E^T and F^T
+are computed from their own products instead.
 """
 
 from __future__ import annotations
@@ -24,6 +33,14 @@ from __future__ import annotations
 import triton.language as tl
 
 from relax_kernels.triton_backend.jit import jit
+
+
+@jit
+def sum_of_passing(before_C: tl.tensor, after_C: tl.tensor, C: tl.constexpr) -> tl.tensor:
+    """Return, for each t, the sum of before_j for j < t and of after_i for i >= t."""
+    t = tl.arange(0, C)[:, None]
+    other = tl.arange(0, C)[None, :]
+    return tl.sum(tl.where(other < t, before_C[None, :], after_C[None, :]), axis=1)
 
 
 @jit
@@ -37,6 +54,7 @@ def gradients_kernel(
     dstates: tl.tensor,
     dupdates: tl.tensor,
     decay: tl.tensor,
+    rest: tl.tensor,
     step: tl.tensor,
     q_factor: tl.tensor,
     k_factor: tl.tensor,
@@ -66,7 +84,7 @@ def gradients_kernel(
     L2NORM: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> None:
-    """Write the gradients of one chunk and one key head; grid (M * H,). `sums` [4, M, U, C] is working
+    """Write the gradients of one chunk and one key head; grid (M * H,). `sums` [6, M, U, C] is working
     memory.
     """
     U: tl.constexpr = H * GROUP
@@ -102,6 +120,7 @@ def gradients_kernel(
         u = head * GROUP + member
         table = chunk * U + u
         decay_C = tl.load(decay + table * C + row)
+        rest_C = tl.load(rest + table * C + row)
         do_place = do + start * do_stride_t + u * do_stride_u
         e_CC = tl.zeros([C, C], tl.float32)
         for part in tl.range(V // B, num_stages=STAGES):
@@ -111,7 +130,8 @@ def gradients_kernel(
                 do_place + (row[:, None] * do_stride_t + column[None, :]), mask=valid[:, None], other=0.0
             )
             e_CC = tl.dot(do_CV, tl.trans(x_CV), acc=e_CC)
-        ratio_CC = tl.exp(tl.where(lower, decay_C[:, None] - decay_C[None, :], float("-inf")))
+        gap_CC = (decay_C[:, None] - decay_C[None, :]) + (rest_C[:, None] - rest_C[None, :])
+        ratio_CC = tl.exp(tl.where(lower, gap_CC, float("-inf")))
         e_CC = e_CC * ratio_CC * (scale * q_factor_C)[:, None] * k_factor_C[None, :]
         e_low = e_CC.to(k_CK.dtype)
         query_CK = tl.zeros([C, K], tl.float32)
@@ -122,10 +142,10 @@ def gradients_kernel(
                 do_place + (row[:, None] * do_stride_t + column[None, :]), mask=valid[:, None], other=0.0
             )
             query_CK = tl.dot(do_CV, tl.trans(state_KV), acc=query_CK)
-        query_CK = tl.dot(e_low, k_CK, acc=query_CK * (scale * tl.exp(decay_C) * q_factor_C)[:, None])
-        dq_CK += query_CK
+        query_CK *= (scale * tl.exp(decay_C) * q_factor_C)[:, None]
         q_again = tl.load(q_place, mask=valid[:, None], other=0.0).to(tl.float32)
         tl.store(sums_at + u * C, tl.sum(query_CK * q_again, axis=1))
+        dq_CK += tl.dot(e_low, k_CK, acc=query_CK)
     if L2NORM:
         q_again = tl.load(q_place, mask=valid[:, None], other=0.0).to(tl.float32)
         along_C = tl.sum(dq_CK * q_again, axis=1) * q_factor_C * q_factor_C
@@ -137,7 +157,10 @@ def gradients_kernel(
         u = head * GROUP + member
         table = chunk * U + u
         decay_C = tl.load(decay + table * C + row)
+        rest_C = tl.load(rest + table * C + row)
         total = tl.load(decay + table * C + (C - 1))
+        to_end_C = (total - decay_C) + (tl.load(rest + table * C + (C - 1)) - rest_C)
+        gap_CC = (decay_C[:, None] - decay_C[None, :]) + (rest_C[:, None] - rest_C[None, :])
         beta_C = tl.load(step + table * C + row)
         # Divided out again below: 0 would take with it what beta's own gradient needs.
         divisor_C = tl.maximum(beta_C, 1e-12)
@@ -161,7 +184,7 @@ def gradients_kernel(
             dv_CV = (du_float * beta_C[:, None]).to(dv.dtype.element_ty)
             tl.store(dv_place + (row[:, None] * (U * V) + column[None, :]), dv_CV, mask=valid[:, None])
         tl.store(sums_at + plane + u * C, seen_C)
-        ratio_CC = tl.exp(tl.where(below, decay_C[:, None] - decay_C[None, :], float("-inf")))
+        ratio_CC = tl.exp(tl.where(below, gap_CC, float("-inf")))
         f_CC = f_CC * ratio_CC * (divisor_C * k_factor_C)[:, None] * k_factor_C[None, :]
         f_low = f_CC.to(k_CK.dtype)
         erase_CK = tl.zeros([C, K], tl.float32)
@@ -174,9 +197,11 @@ def gradients_kernel(
             du_CV = tl.load(dupdates + table * (C * V) + (row[:, None] * V + column[None, :]))
             erase_CK = tl.dot(du_CV, tl.trans(state_KV), acc=erase_CK)
             overlap += tl.sum(state_KV.to(tl.float32) * dstate_KV.to(tl.float32))
-        erase_CK = tl.dot(f_low, k_CK, acc=erase_CK * (tl.exp(decay_C) * divisor_C * k_factor_C)[:, None])
-        dk_CK -= erase_CK
+        erase_CK *= (tl.exp(decay_C) * divisor_C * k_factor_C)[:, None]
         k_again = tl.load(k_place, mask=valid[:, None], other=0.0).to(tl.float32)
+        tl.store(sums_at + 4 * plane + u * C, tl.sum(erase_CK * k_again, axis=1))
+        erase_CK = tl.dot(f_low, k_CK, acc=erase_CK)
+        dk_CK -= erase_CK
         tl.store(sums_at + 2 * plane + u * C, tl.sum(erase_CK * k_again, axis=1))
 
         e_CC = tl.zeros([C, C], tl.float32)
@@ -191,32 +216,36 @@ def gradients_kernel(
             )
             e_CC = tl.dot(x_CV, tl.trans(do_CV), acc=e_CC)
             f_CC = tl.dot(x_CV, tl.trans(du_CV), acc=f_CC)
-        ratio_CC = tl.exp(tl.where(upper, decay_C[None, :] - decay_C[:, None], float("-inf")))
+        ratio_CC = tl.exp(tl.where(upper, -gap_CC, float("-inf")))
         e_CC = e_CC * ratio_CC * (scale * q_factor_C)[None, :] * k_factor_C[:, None]
         e_low = e_CC.to(k_CK.dtype)
         f_CC = f_CC * ratio_CC * (-divisor_C * k_factor_C)[None, :] * k_factor_C[:, None]
         f_low = tl.where(above, f_CC, 0.0).to(k_CK.dtype)
+        pairs_CC = e_CC * tl.dot(k_CK, tl.trans(q_CK)) + f_CC * tl.dot(k_CK, tl.trans(k_CK))
+        pairs_low = tl.where(above, pairs_CC, 0.0).to(k_CK.dtype)
+        later_CC = tl.dot(pairs_low, tl.where(lower, 1.0, 0.0).to(k_CK.dtype))
+        tl.store(sums_at + 5 * plane + u * C, tl.sum(tl.where(above, later_CC, 0.0), axis=0))
         keep_CK = tl.zeros([C, K], tl.float32)
         for part in tl.range(V // B, num_stages=STAGES):
             column = part * B + tl.arange(0, B)
             dstate_KV = tl.load(dstates + table * (K * V) + (feature[:, None] * V + column[None, :]))
             x_CV = tl.load(updates + table * (C * V) + (row[:, None] * V + column[None, :]))
             keep_CK = tl.dot(x_CV, tl.trans(dstate_KV), acc=keep_CK)
-        keep_CK = keep_CK * (tl.exp(total - decay_C) * k_factor_C)[:, None]
+        keep_CK = keep_CK * (tl.exp(to_end_C) * k_factor_C)[:, None]
         k_again = tl.load(k_place, mask=valid[:, None], other=0.0).to(tl.float32)
-        gain = overlap * tl.exp(total) + tl.sum(tl.sum(keep_CK * k_again, axis=1))
+        tl.store(sums_at + 3 * plane + u * C, tl.sum(keep_CK * k_again, axis=1))
         keep_CK = tl.dot(e_low, q_CK, acc=keep_CK)
         keep_CK = tl.dot(f_low, k_CK, acc=keep_CK)
         dk_CK += keep_CK
-        tl.store(sums_at + 3 * plane + u * C, tl.sum(keep_CK * k_again, axis=1))
 
         # The sums were written by other threads of this program.
         tl.debug_barrier()
-        erased_C = tl.load(sums_at + 2 * plane + u * C)
-        ddecay_C = tl.load(sums_at + u * C) - erased_C - tl.load(sums_at + 3 * plane + u * C)
-        dg_C = tl.sum(ddecay_C, axis=0) - tl.cumsum(ddecay_C, axis=0) + ddecay_C + gain
+        after_C = tl.load(sums_at + u * C) - tl.load(sums_at + 4 * plane + u * C)
+        before_C = tl.load(sums_at + 3 * plane + u * C)
+        dg_C = sum_of_passing(before_C, after_C, C) + tl.load(sums_at + 5 * plane + u * C)
         token = (start + row) * U + u
-        tl.store(dg + token, dg_C, mask=valid)
+        tl.store(dg + token, dg_C + overlap * tl.exp(total), mask=valid)
+        erased_C = tl.load(sums_at + 2 * plane + u * C)
         tl.store(dbeta + token, tl.load(sums_at + plane + u * C) - erased_C / divisor_C, mask=valid)
     if L2NORM:
         k_again = tl.load(k_place, mask=valid[:, None], other=0.0).to(tl.float32)
@@ -227,7 +256,7 @@ def gradients_kernel(
 
 @jit
 def decay_kernel(
-    row_gains: tl.tensor,
+    sums: tl.tensor,
     chunk_gains: tl.tensor,
     dg: tl.tensor,
     chunk_starts: tl.tensor,
@@ -235,15 +264,17 @@ def decay_kernel(
     U: tl.constexpr,
     C: tl.constexpr,
 ) -> None:
-    """Add up dG of one chunk and value head to dg: over the tokens from each on, and <S', dS'>; grid (M *
-    U,).
+    """Make dg of one chunk and value head; grid (M * U,).
+
+    sums [3, M, U, C]: a, b, and what pairs add to dg. chunk_gains [M, U]: what passes from S to S'.
     """
     u = tl.program_id(0) % U
     chunk = tl.program_id(0) // U
     start = tl.load(chunk_starts + chunk)
     row = tl.arange(0, C)
-    ddecay_C = tl.load(row_gains + tl.program_id(0).to(tl.int64) * C + row)
-    gain = tl.load(chunk_gains + tl.program_id(0))
-    dg_C = tl.sum(ddecay_C, axis=0) - tl.cumsum(ddecay_C, axis=0) + ddecay_C + gain
+    plane = tl.num_programs(0).to(tl.int64) * C
+    sums_at = sums + tl.program_id(0).to(tl.int64) * C + row
+    dg_C = sum_of_passing(tl.load(sums_at + plane), tl.load(sums_at), C) + tl.load(sums_at + 2 * plane)
+    dg_C += tl.load(chunk_gains + tl.program_id(0))
     inside = row < tl.load(chunk_ends + chunk) - start
     tl.store(dg + (start + row).to(tl.int64) * U + u, dg_C, mask=inside)

@@ -25,6 +25,7 @@ def prepare(problem: Problem) -> Tables:
         problem.empty(M, U, CHUNK, CHUNK),
         problem.empty(M, U, CHUNK, dtype=torch.float32),
         problem.empty(M, U, CHUNK, dtype=torch.float32),
+        problem.empty(M, U, CHUNK, dtype=torch.float32),
         problem.empty(M, H, CHUNK, dtype=torch.float32),
         problem.empty(M, H, CHUNK, dtype=torch.float32),
     )
@@ -175,7 +176,7 @@ def gradients(
             dtrace.updates_MUCV,
             *tables.vectors,
             *results,
-            problem.empty(4, *tables.decay_MUC.shape, dtype=torch.float32),
+            problem.empty(6, *tables.decay_MUC.shape, dtype=torch.float32),
             table.starts_M,
             table.ends_M,
             problem.scale,
@@ -187,7 +188,7 @@ def gradients(
             B=min(axes["V"], 64),
             L2NORM=problem.l2norm,
             STAGES=1,
-            num_warps=4,
+            num_warps=8,
             num_stages=1,
         )
     return results

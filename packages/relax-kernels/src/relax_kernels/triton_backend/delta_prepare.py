@@ -7,8 +7,10 @@ chunk of one key head and the GROUP value heads that read it. With k and q norma
     inverse = (I + A)^-1,  A = strictly lower part of beta_i (k_i . k_j) D_ij
     scores  = lower part of scale (q_i . k_j) D_ij
 
-and the per-token vectors G, beta, 1 / |q| and 1 / |k|, the last three 0 past the end of a sequence. Queries
-and keys themselves are never rewritten: the norms enter the products as row and column factors.
+and the per-token vectors G, what float32 cannot hold of it, beta, 1 / |q| and 1 / |k|, the last three 0 past
+the end of a sequence. D is a difference of two sums, which may be large beside it where a gate has closed: it
+needs the digits that the sum alone has lost. Queries and keys themselves are never rewritten: the norms enter
+the products as row and column factors.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ def prepare_kernel(
     inverse: tl.tensor,
     scores: tl.tensor,
     decay: tl.tensor,
+    rest: tl.tensor,
     step: tl.tensor,
     q_factor: tl.tensor,
     k_factor: tl.tensor,
@@ -106,14 +109,17 @@ def prepare_kernel(
         g_C = tl.load(g + start * g_stride_t + row * g_stride_t + u, mask=valid, other=0.0).to(tl.float32)
         beta_C = tl.load(beta + start * beta_stride_t + row * beta_stride_t + u, mask=valid, other=0.0)
         beta_C = beta_C.to(tl.float32)
-        decay_C = tl.cumsum(g_C, axis=0)
-        ratio_CC = tl.exp(tl.where(lower, decay_C[:, None] - decay_C[None, :], float("-inf")))
-        a_CC = tl.where(below, keys_CC * ratio_CC * beta_C[:, None], 0.0)
-        inverse_CC = unit_lower_inverse(a_CC, C, LEVELS, LOW)
-
+        exact_C = tl.cumsum(g_C.to(tl.float64), axis=0)
+        decay_C = exact_C.to(tl.float32)
+        rest_C = (exact_C - decay_C).to(tl.float32)
+        gap_CC = (decay_C[:, None] - decay_C[None, :]) + (rest_C[:, None] - rest_C[None, :])
+        ratio_CC = tl.exp(tl.where(lower, gap_CC, float("-inf")))
         table = chunk.to(tl.int64) * (H * GROUP) + u
         tl.store(decay + table * C + row, decay_C)
+        tl.store(rest + table * C + row, rest_C)
         tl.store(step + table * C + row, beta_C)
         tile = table * (C * C) + row[:, None] * C + row[None, :]
-        tl.store(inverse + tile, inverse_CC.to(inverse.dtype.element_ty))
         tl.store(scores + tile, (queries_CC * ratio_CC).to(scores.dtype.element_ty))
+        a_CC = tl.where(below, keys_CC * ratio_CC * beta_C[:, None], 0.0)
+        inverse_CC = unit_lower_inverse(a_CC, C, LEVELS, LOW)
+        tl.store(inverse + tile, inverse_CC.to(inverse.dtype.element_ty))

@@ -56,6 +56,7 @@ class Tables:
     inverse_MUCC: torch.Tensor
     scores_MUCC: torch.Tensor
     decay_MUC: torch.Tensor
+    rest_MUC: torch.Tensor
     step_MUC: torch.Tensor
     q_factor_MHC: torch.Tensor
     k_factor_MHC: torch.Tensor
@@ -63,7 +64,7 @@ class Tables:
     @property
     def vectors(self) -> tuple[torch.Tensor, ...]:
         """Return the numbers per token, in the order in which every kernel takes them."""
-        return self.decay_MUC, self.step_MUC, self.q_factor_MHC, self.k_factor_MHC
+        return self.decay_MUC, self.rest_MUC, self.step_MUC, self.q_factor_MHC, self.k_factor_MHC
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ def scan_kernel(
     inverse: tl.tensor,
     scores: tl.tensor,
     decay: tl.tensor,
+    rest: tl.tensor,
     step: tl.tensor,
     q_factor: tl.tensor,
     k_factor: tl.tensor,
@@ -92,7 +93,9 @@ def scan_kernel(
         v_CV = tl.load(v_place, mask=valid[:, None], other=0.0)
         inverse_CC = tl.load(inverse + table * (C * C) + tile_CC)
         decay_C = tl.load(decay + table * C + row)
+        rest_C = tl.load(rest + table * C + row)
         total = tl.load(decay + table * C + (C - 1))
+        to_end_C = (total - decay_C) + (tl.load(rest + table * C + (C - 1)) - rest_C)
         beta_C = tl.load(step + table * C + row)
         k_factor_C = tl.load(k_factor + keys * C + row)
 
@@ -111,7 +114,7 @@ def scan_kernel(
             o_CV = tl.dot(q_CK, state_low) * (scale * tl.exp(decay_C) * q_factor_C)[:, None]
             o_CV = tl.dot(scores_CC, x_CV.to(k_CK.dtype), acc=o_CV)
             tl.store(o_place, o_CV.to(o.dtype.element_ty), mask=valid[:, None])
-        carried_CV = x_CV * (tl.exp(total - decay_C) * k_factor_C)[:, None]
+        carried_CV = x_CV * (tl.exp(to_end_C) * k_factor_C)[:, None]
         state_KV = state_KV * tl.exp(total)
         state_KV = tl.dot(tl.trans(k_CK), carried_CV.to(k_CK.dtype), acc=state_KV)
 

@@ -22,6 +22,7 @@ def scan_backward_kernel(
     inverse: tl.tensor,
     scores: tl.tensor,
     decay: tl.tensor,
+    rest: tl.tensor,
     step: tl.tensor,
     q_factor: tl.tensor,
     k_factor: tl.tensor,
@@ -90,14 +91,16 @@ def scan_backward_kernel(
         inverse_CC = tl.load(inverse + table * (C * C) + tile_CC)
         scores_CC = tl.load(scores + table * (C * C) + tile_CC)
         decay_C = tl.load(decay + table * C + row)
+        rest_C = tl.load(rest + table * C + row)
         total = tl.load(decay + table * C + (C - 1))
+        to_end_C = (total - decay_C) + (tl.load(rest + table * C + (C - 1)) - rest_C)
         beta_C = tl.load(step + table * C + row)
         q_factor_C = tl.load(q_factor + keys * C + row)
         k_factor_C = tl.load(k_factor + keys * C + row)
 
         dstate_low = dstate_KV.to(k_CK.dtype)
         tl.store(dstates + table * (K * V) + tile_KV, dstate_low)
-        dx_CV = tl.dot(k_CK, dstate_low) * (tl.exp(total - decay_C) * k_factor_C)[:, None]
+        dx_CV = tl.dot(k_CK, dstate_low) * (tl.exp(to_end_C) * k_factor_C)[:, None]
         dx_CV = tl.dot(tl.trans(scores_CC), do_CV, acc=dx_CV)
         du_CV = tl.dot(tl.trans(inverse_CC), dx_CV.to(k_CK.dtype))
         tl.store(dupdates + table * (C * V) + tile_CV, du_CV.to(dupdates.dtype.element_ty))

@@ -4,9 +4,8 @@
 `delta_gradients`. A program walks over items (one chunk of one key head) and, in each, over the GROUP value
 heads; that is its sequence of jobs. Each tile has one place in shared memory, and the copy engine fills it
 for the next job as soon as this one has used it: the loads of one job run under the products of the other.
-Two warp groups share the columns of every product. Rows past the end of a sequence hold other tokens' values;
-the factors in the tables make them 0 wherever they would count, if they are finite: a NaN or infinity of the
-next sequence reaches a short last chunk, and from its gradients those of all chunks before it.
+Two warp groups share the columns of every product. Rows past the end of a sequence are cleared as in
+`hopper_scan`. Left factors may be transposed here, since they lie in shared memory: E^T and F^T are E and F.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from relax_kernels.triton_backend.hopper_scan import clear_rows
 from relax_kernels.triton_backend.jit import gluon_jit
 
 
@@ -34,13 +34,14 @@ def gradients_kernel(
     dstates: tma.tensor_descriptor,
     dupdates: tma.tensor_descriptor,
     decay: gl.tensor,
+    rest: gl.tensor,
     step: gl.tensor,
     q_factor: gl.tensor,
     k_factor: gl.tensor,
     dq: gl.tensor,
     dk: gl.tensor,
     dv: gl.tensor,
-    row_gains: gl.tensor,
+    sums: gl.tensor,
     dbeta: gl.tensor,
     chunk_gains: gl.tensor,
     chunk_starts: gl.tensor,
@@ -59,26 +60,27 @@ def gradients_kernel(
     wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, K // 2, 16])
     square: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, C // 2, 16])
     dense: gl.constexpr = gl.BlockedLayout([1, 8], [256 // K, K // 8], [8, 1], [1, 0])
-    row = gl.arange(0, C, layout=gl.SliceLayout(1, wide))
+    rows: gl.constexpr = gl.SliceLayout(1, wide)
+    row = gl.arange(0, C, layout=rows)
     square_rows: gl.constexpr = gl.SliceLayout(1, square)
     square_row = gl.arange(0, C, layout=square_rows)
     square_column = gl.arange(0, C, layout=gl.SliceLayout(0, square))
     dense_row = gl.arange(0, C, layout=gl.SliceLayout(1, dense))
     dense_column = gl.arange(0, K, layout=gl.SliceLayout(0, dense))
 
-    q_tile = gl.allocate_shared_memory(gl.bfloat16, [C, K], q.layout)
-    k_tile = gl.allocate_shared_memory(gl.bfloat16, [C, K], k.layout)
-    v_tile = gl.allocate_shared_memory(gl.bfloat16, [C, V], v.layout)
-    do_tile = gl.allocate_shared_memory(gl.bfloat16, [C, V], do.layout)
-    x_tile = gl.allocate_shared_memory(gl.bfloat16, [C, V], updates.layout)
-    du_tile = gl.allocate_shared_memory(gl.bfloat16, [C, V], dupdates.layout)
-    state_tile = gl.allocate_shared_memory(gl.bfloat16, [K, V], states.layout)
-    dstate_tile = gl.allocate_shared_memory(gl.bfloat16, [K, V], dstates.layout)
+    q_tiles = gl.allocate_shared_memory(gl.bfloat16, [1, C, K], q.layout)
+    k_tiles = gl.allocate_shared_memory(gl.bfloat16, [1, C, K], k.layout)
+    v_tiles = gl.allocate_shared_memory(gl.bfloat16, [1, C, V], v.layout)
+    do_tiles = gl.allocate_shared_memory(gl.bfloat16, [1, C, V], do.layout)
+    x_tiles = gl.allocate_shared_memory(gl.bfloat16, [1, C, V], updates.layout)
+    du_tiles = gl.allocate_shared_memory(gl.bfloat16, [1, C, V], dupdates.layout)
+    state_tiles = gl.allocate_shared_memory(gl.bfloat16, [1, K, V], states.layout)
+    dstate_tiles = gl.allocate_shared_memory(gl.bfloat16, [1, K, V], dstates.layout)
     pair: gl.constexpr = gl.NVMMASharedLayout(128, 16)
-    e_shared = gl.allocate_shared_memory(gl.bfloat16, [C, C], pair)
-    f_shared = gl.allocate_shared_memory(gl.bfloat16, [C, C], pair)
-    et_shared = gl.allocate_shared_memory(gl.bfloat16, [C, C], pair)
-    ft_shared = gl.allocate_shared_memory(gl.bfloat16, [C, C], pair)
+    e_tiles = gl.allocate_shared_memory(gl.bfloat16, [1, C, C], pair)
+    f_tiles = gl.allocate_shared_memory(gl.bfloat16, [1, C, C], pair)
+    pair_tiles = gl.allocate_shared_memory(gl.bfloat16, [1, C, C], pair)
+    one_tiles = gl.allocate_shared_memory(gl.bfloat16, [1, C, C], pair)
     # One barrier for each moment at which tiles are free again: q and k; X, do and dU; v; S; dS'.
     keys_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     rows_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
@@ -101,25 +103,45 @@ def gradients_kernel(
     u = head * GROUP
     table = chunk * U + u
     mbarrier.expect(keys_ready, 4 * C * K, pred=more)
-    tma.async_copy_global_to_shared(q, [start, head * K], keys_ready, q_tile, pred=more)
-    tma.async_copy_global_to_shared(k, [start, head * K], keys_ready, k_tile, pred=more)
+    tma.async_copy_global_to_shared(q, [start, head * K], keys_ready, q_tiles.index(0), pred=more)
+    tma.async_copy_global_to_shared(k, [start, head * K], keys_ready, k_tiles.index(0), pred=more)
     mbarrier.expect(rows_ready, 6 * C * V, pred=more)
-    tma.async_copy_global_to_shared(updates, [table * C, 0], rows_ready, x_tile, pred=more)
-    tma.async_copy_global_to_shared(do, [start, u * V], rows_ready, do_tile, pred=more)
-    tma.async_copy_global_to_shared(dupdates, [table * C, 0], rows_ready, du_tile, pred=more)
+    tma.async_copy_global_to_shared(updates, [table * C, 0], rows_ready, x_tiles.index(0), pred=more)
+    tma.async_copy_global_to_shared(do, [start, u * V], rows_ready, do_tiles.index(0), pred=more)
+    tma.async_copy_global_to_shared(dupdates, [table * C, 0], rows_ready, du_tiles.index(0), pred=more)
     mbarrier.expect(state_ready, 2 * K * V, pred=more)
-    tma.async_copy_global_to_shared(states, [table * K, 0], state_ready, state_tile, pred=more)
+    tma.async_copy_global_to_shared(states, [table * K, 0], state_ready, state_tiles.index(0), pred=more)
     mbarrier.expect(value_ready, 2 * C * V, pred=more)
-    tma.async_copy_global_to_shared(v, [start, u * V], value_ready, v_tile, pred=more)
+    tma.async_copy_global_to_shared(v, [start, u * V], value_ready, v_tiles.index(0), pred=more)
     mbarrier.expect(dstate_ready, 2 * K * V, pred=more)
-    tma.async_copy_global_to_shared(dstates, [table * K, 0], dstate_ready, dstate_tile, pred=more)
+    tma.async_copy_global_to_shared(dstates, [table * K, 0], dstate_ready, dstate_tiles.index(0), pred=more)
 
+    lower = square_row[:, None] >= square_column[None, :]
+    strict = square_row[:, None] > square_column[None, :]
+    # Ones at [t, i] for i >= t: a product with them sums a column's pairs over what lies from t on.
+    one_tiles.index(0).store(gl.where(strict, 0.0, 1.0).to(gl.bfloat16))
+    plane = chunks * (U * C)
     zero_CC = gl.zeros([C, C], gl.float32, layout=square)
     zero_CK = gl.zeros([C, K], gl.float32, layout=wide)
     dq_CK = zero_CK
     dk_CK = zero_CK
     count = (items - item + stride - 1) // stride
     for job in range(count * GROUP):
+        # Always 0, but not known to be: else a descriptor of each step of each product is computed before the
+        # loop, and there are no registers to keep them in.
+        zero = job >> 30
+        q_tile = q_tiles.index(zero)
+        k_tile = k_tiles.index(zero)
+        v_tile = v_tiles.index(zero)
+        do_tile = do_tiles.index(zero)
+        x_tile = x_tiles.index(zero)
+        du_tile = du_tiles.index(zero)
+        state_tile = state_tiles.index(zero)
+        dstate_tile = dstate_tiles.index(zero)
+        e_tile = e_tiles.index(zero)
+        f_tile = f_tiles.index(zero)
+        pair_tile = pair_tiles.index(zero)
+        one_tile = one_tiles.index(zero)
         member = job % GROUP
         phase = job & 1
         item = gl.program_id(0) + (job // GROUP) * stride
@@ -142,41 +164,47 @@ def gradients_kernel(
         vector = table * C
         keys = (chunk * H + head) * C
         total = gl.load(decay + vector + (C - 1))
+        total_rest = gl.load(rest + vector + (C - 1))
         decay_C = gl.load(decay + vector + row)
+        rest_C = gl.load(rest + vector + row)
         beta_C = gl.load(step + vector + row)
         k_factor_C = gl.load(k_factor + keys + row)
         q_factor_C = gl.load(q_factor + keys + row)
         divisor_C = gl.maximum(beta_C, 1e-12)
         # Rows lie in the same threads in both layouts.
         down_C = gl.convert_layout(decay_C, square_rows, assert_trivial=True)
+        down_rest_C = gl.convert_layout(rest_C, square_rows, assert_trivial=True)
         down_q_C = gl.convert_layout(q_factor_C * scale, square_rows, assert_trivial=True)
         down_k_C = gl.convert_layout(k_factor_C, square_rows, assert_trivial=True)
         down_beta_C = gl.convert_layout(divisor_C, square_rows, assert_trivial=True)
         across_C = gl.load(decay + vector + square_column)
+        across_rest_C = gl.load(rest + vector + square_column)
         across_k_C = gl.load(k_factor + keys + square_column)
-        across_q_C = gl.load(q_factor + keys + square_column) * scale
-        across_beta_C = gl.maximum(gl.load(step + vector + square_column), 1e-12)
 
         mbarrier.wait(rows_ready, phase)
+        mbarrier.wait(keys_ready, (job // GROUP) & 1)
+        if length < C:
+            # Not v: its rows only make rows of sums that are not written.
+            clear_rows(q_tile, length, C, K, 8)
+            clear_rows(k_tile, length, C, K, 8)
+            clear_rows(do_tile, length, C, V, 8)
+            fence_async_shared()
+            gl.thread_barrier()
         e_CC = warpgroup_mma(do_tile, x_tile.permute((1, 0)), zero_CC, use_acc=False, is_async=True)
         f_CC = warpgroup_mma(du_tile, x_tile.permute((1, 0)), zero_CC, use_acc=False, is_async=True)
-        et_CC = warpgroup_mma(x_tile, do_tile.permute((1, 0)), zero_CC, use_acc=False, is_async=True)
-        ft_CC = warpgroup_mma(x_tile, du_tile.permute((1, 0)), zero_CC, use_acc=False, is_async=True)
-        lower = square_row[:, None] >= square_column[None, :]
-        upper = square_row[:, None] <= square_column[None, :]
-        gap_CC = down_C[:, None] - across_C[None, :]
+        qk_CC = warpgroup_mma(q_tile, k_tile.permute((1, 0)), zero_CC, use_acc=False, is_async=True)
+        kk_CC = warpgroup_mma(k_tile, k_tile.permute((1, 0)), zero_CC, use_acc=False, is_async=True)
+        gap_CC = (down_C[:, None] - across_C[None, :]) + (down_rest_C[:, None] - across_rest_C[None, :])
         ratio_CC = gl.exp(gl.where(lower, gap_CC, float("-inf")))
-        ratio_t_CC = gl.exp(gl.where(upper, -gap_CC, float("-inf")))
-        strict = square_row[:, None] != square_column[None, :]
-        e_CC, f_CC, et_CC, ft_CC = warpgroup_mma_wait(0, deps=(e_CC, f_CC, et_CC, ft_CC))
+        e_CC, f_CC, qk_CC, kk_CC = warpgroup_mma_wait(0, deps=(e_CC, f_CC, qk_CC, kk_CC))
         e_CC = e_CC * ratio_CC * down_q_C[:, None] * across_k_C[None, :]
-        e_shared.store(e_CC.to(gl.bfloat16))
-        et_CC = et_CC * ratio_t_CC * across_q_C[None, :] * down_k_C[:, None]
-        et_shared.store(et_CC.to(gl.bfloat16))
-        f_CC = f_CC * ratio_CC * (down_beta_C * down_k_C)[:, None] * across_k_C[None, :]
-        f_shared.store(gl.where(strict, f_CC, 0.0).to(gl.bfloat16))
-        ft_CC = ft_CC * ratio_t_CC * (-across_beta_C * across_k_C)[None, :] * down_k_C[:, None]
-        ft_shared.store(gl.where(strict, ft_CC, 0.0).to(gl.bfloat16))
+        e_tile.store(e_CC.to(gl.bfloat16))
+        f_CC = f_CC * ratio_CC * (-down_beta_C * down_k_C)[:, None] * across_k_C[None, :]
+        f_CC = gl.where(strict, f_CC, 0.0)
+        f_tile.store(f_CC.to(gl.bfloat16))
+        f_CC = f_CC * kk_CC
+        erased_pairs_C = gl.convert_layout(gl.sum(f_CC, axis=1), rows, assert_trivial=True)
+        pair_tile.store((f_CC + gl.where(strict, e_CC * qk_CC, 0.0)).to(gl.bfloat16))
         fence_async_shared()
 
         mbarrier.wait(state_ready, phase)
@@ -197,8 +225,7 @@ def gradients_kernel(
             overlap_SV += state_SV * dstate_tile.slice(quarter * (K // 4), K // 4).load(dense).to(gl.float32)
         overlap = gl.sum(gl.sum(overlap_SV, axis=1), axis=0)
         query_CK, erase_CK = warpgroup_mma_wait(0, deps=(query_CK, erase_CK))
-        keep_CK = warpgroup_mma(x_tile, dstate_tile.permute((1, 0)), zero_CK, use_acc=False, is_async=True)
-        # Every warp has read S and v.
+        # Every warp has read S and v, and written E, F and the pairs.
         gl.thread_barrier()
         mbarrier.expect(state_ready, 2 * K * V, pred=more)
         tma.async_copy_global_to_shared(states, [next_table * K, 0], state_ready, state_tile, pred=more)
@@ -206,12 +233,18 @@ def gradients_kernel(
         tma.async_copy_global_to_shared(v, [next_start, next_u * V], value_ready, v_tile, pred=more)
 
         grown_C = gl.exp(decay_C)
-        mbarrier.wait(keys_ready, (job // GROUP) & 1)
         query_CK = query_CK * (scale * grown_C * q_factor_C)[:, None]
-        erase_CK = erase_CK * (grown_C * divisor_C * k_factor_C)[:, None]
+        read_C = gl.sum(query_CK * q_tile.load(wide).to(gl.float32), axis=1)
+        dq_CK += query_CK
+        keep_CK = warpgroup_mma(x_tile, dstate_tile.permute((1, 0)), zero_CK, use_acc=False, is_async=True)
+        erase_CK = erase_CK * (-grown_C * divisor_C * k_factor_C)[:, None]
+        k_CK = k_tile.load(wide).to(gl.float32)
+        erased_C = gl.sum(erase_CK * k_CK, axis=1)
+        dk_CK += erase_CK
+        token = (start + row) * U + u
+        gl.store(dbeta + token, seen_C + (erased_C + erased_pairs_C) / divisor_C, mask=row < length)
+        gl.store(sums + vector + row, read_C + erased_C)
         keep_CK = warpgroup_mma_wait(0, deps=[keep_CK])
-        query_CK = warpgroup_mma(e_shared, k_tile, query_CK, is_async=True)
-        erase_CK = warpgroup_mma(f_shared, k_tile, erase_CK, is_async=True)
         # Every warp has read X, do, dU and dS'.
         gl.thread_barrier()
         mbarrier.expect(rows_ready, 6 * C * V, pred=more)
@@ -221,32 +254,35 @@ def gradients_kernel(
         mbarrier.expect(dstate_ready, 2 * K * V, pred=more)
         tma.async_copy_global_to_shared(dstates, [next_table * K, 0], dstate_ready, dstate_tile, pred=more)
 
-        k_CK = k_tile.load(wide).to(gl.float32)
-        keep_CK = keep_CK * (gl.exp(total - decay_C) * k_factor_C)[:, None]
-        gain = overlap * gl.exp(total) + gl.sum(gl.sum(keep_CK * k_CK, axis=1), axis=0)
-        keep_CK = warpgroup_mma(et_shared, q_tile, keep_CK, is_async=True)
-        keep_CK = warpgroup_mma(ft_shared, k_tile, keep_CK, is_async=True)
-        query_CK, erase_CK = warpgroup_mma_wait(2, deps=(query_CK, erase_CK))
-        dq_CK += query_CK
-        gains_CK = query_CK * q_tile.load(wide).to(gl.float32)
-        k_CK = k_tile.load(wide).to(gl.float32)
-        erased_CK = erase_CK * k_CK
-        token = (start + row) * U + u
-        gl.store(dbeta + token, seen_C - gl.sum(erased_CK, axis=1) / divisor_C, mask=row < length)
-        gains_CK -= erased_CK
-        dk_CK -= erase_CK
-        keep_CK = warpgroup_mma_wait(0, deps=[keep_CK])
+        keep_CK = keep_CK * (gl.exp((total - decay_C) + (total_rest - rest_C)) * k_factor_C)[:, None]
+        gl.store(sums + plane + vector + row, gl.sum(keep_CK * k_CK, axis=1))
         dk_CK += keep_CK
-        gl.store(row_gains + vector + row, gl.sum(gains_CK - keep_CK * k_CK, axis=1))
-        gl.store(chunk_gains + table, gain)
+        later_CC = warpgroup_mma(one_tile, pair_tile, zero_CC, use_acc=False, is_async=True)
+        dq_CK = warpgroup_mma(e_tile, k_tile, dq_CK, is_async=True)
+        dk_CK = warpgroup_mma(f_tile, k_tile, dk_CK, is_async=True)
+        dk_CK = warpgroup_mma(e_tile.permute((1, 0)), q_tile, dk_CK, is_async=True)
+        dk_CK = warpgroup_mma(f_tile.permute((1, 0)), k_tile, dk_CK, is_async=True)
+        later_CC = warpgroup_mma_wait(4, deps=[later_CC])
+        passing_C = gl.sum(gl.where(strict, later_CC, 0.0), axis=1)
+        gl.store(sums + 2 * plane + vector + square_row, passing_C)
+        gl.store(chunk_gains + table, overlap * gl.exp(total))
+        dq_CK, dk_CK = warpgroup_mma_wait(0, deps=(dq_CK, dk_CK))
+        # Every warp has read E, F and the pairs.
+        gl.thread_barrier()
 
         if member == GROUP - 1:
             if L2NORM:
                 q_CK = q_tile.load(wide).to(gl.float32)
                 along_q_C = gl.sum(dq_CK * q_CK, axis=1) * q_factor_C * q_factor_C
                 dq_CK -= q_CK * along_q_C[:, None]
+                k_CK = k_tile.load(wide).to(gl.float32)
                 along_k_C = gl.sum(dk_CK * k_CK, axis=1) * k_factor_C * k_factor_C
                 dk_CK -= k_CK * along_k_C[:, None]
+            # Every warp has read q and k.
+            gl.thread_barrier()
+            mbarrier.expect(keys_ready, 4 * C * K, pred=more)
+            tma.async_copy_global_to_shared(q, [next_start, next_head * K], keys_ready, q_tile, pred=more)
+            tma.async_copy_global_to_shared(k, [next_start, next_head * K], keys_ready, k_tile, pred=more)
             place = (start.to(gl.int64) * H + head) * K + (
                 dense_row[:, None] * (H * K) + dense_column[None, :]
             )
@@ -255,8 +291,3 @@ def gradients_kernel(
             gl.store(dk + place, gl.convert_layout(dk_CK.to(gl.bfloat16), dense), mask=inside)
             dq_CK = zero_CK
             dk_CK = zero_CK
-            # Every warp has read q and k.
-            gl.thread_barrier()
-            mbarrier.expect(keys_ready, 4 * C * K, pred=more)
-            tma.async_copy_global_to_shared(q, [next_start, next_head * K], keys_ready, q_tile, pred=more)
-            tma.async_copy_global_to_shared(k, [next_start, next_head * K], keys_ready, k_tile, pred=more)

@@ -153,9 +153,9 @@ def gradients(
     q, k, v = problem.q_THK, problem.k_THK, problem.v_TUV
     H, U, K, V = axes["H"], v.shape[1], axes["K"], axes["V"]
     dq, dk, dv = problem.empty(*q.shape), problem.empty(*k.shape), problem.empty(*v.shape)
-    dg, dbeta, row_gains, chunk_gains = (
+    dg, dbeta, sums, chunk_gains = (
         problem.empty(*shape, dtype=torch.float32)
-        for shape in (v.shape[:2], v.shape[:2], (table.chunks, U, CHUNK), (table.chunks, U))
+        for shape in (v.shape[:2], v.shape[:2], (3, table.chunks, U, CHUNK), (table.chunks, U))
     )
     gradients_kernel[(min(table.chunks * H, multiprocessors(q.device)),)](
         tokens(q, K),
@@ -170,7 +170,7 @@ def gradients(
         dq,
         dk,
         dv,
-        row_gains,
+        sums,
         dbeta,
         chunk_gains,
         table.starts_M,
@@ -182,6 +182,6 @@ def gradients(
         num_warps=8,
     )
     decay_kernel[(table.chunks * U,)](
-        row_gains, chunk_gains, dg, table.starts_M, table.ends_M, U=U, C=CHUNK, num_warps=1
+        sums, chunk_gains, dg, table.starts_M, table.ends_M, U=U, C=CHUNK, num_warps=1
     )
     return dq, dk, dv, dg, dbeta

@@ -1,9 +1,9 @@
 """The scans of the gated delta rule for Hopper: `delta_scan` with bulk copies and asynchronous products.
 
-Axes and formulas as in `delta_scan`. Tiles come by the bulk copy engine, STAGES chunks ahead. They are not
-masked at the end of a sequence: the last tile may hold tokens of the next one, whose factors (beta, 1 / |q|,
-1 / |k|) in the tables are 0. WN: warp groups side by side along the value features; one warp group has 4
-warps.
+Axes and formulas as in `delta_scan`. Tiles come by the bulk copy engine, STAGES chunks ahead. At the end of a
+sequence the last tile may hold tokens of the next one. Their factors (beta, 1 / |q|, 1 / |k|) in the tables
+are 0, but 0 times a NaN or infinity is none: `clear_rows` takes them out where a product would sum over them,
+in short chunks only. WN: warp groups side by side along the value features; one warp group has 4 warps.
 """
 
 from __future__ import annotations
@@ -21,6 +21,23 @@ from relax_kernels.triton_backend.jit import gluon_jit
 
 
 @gluon_jit
+def clear_rows(
+    tile: gl.shared_memory_descriptor,
+    length: gl.tensor,
+    C: gl.constexpr,
+    D: gl.constexpr,
+    WARPS: gl.constexpr,
+) -> None:
+    """Set the rows of a [C, D] tile in shared memory from `length` on to 0; fence and barrier must follow."""
+    dense: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [WARPS, 1], [1, 0])
+    row = gl.arange(0, 16, layout=gl.SliceLayout(1, dense))
+    for part in gl.static_range(C // 16):
+        piece = tile.slice(part * 16, 16)
+        inside = (part * 16 + row < length)[:, None]
+        piece.store(gl.where(inside, piece.load(dense), 0.0))
+
+
+@gluon_jit
 def scan_kernel(
     q: tma.tensor_descriptor,
     k: tma.tensor_descriptor,
@@ -30,6 +47,7 @@ def scan_kernel(
     states: tma.tensor_descriptor,
     updates: tma.tensor_descriptor,
     decay: gl.tensor,
+    rest: gl.tensor,
     step: gl.tensor,
     q_factor: gl.tensor,
     k_factor: gl.tensor,
@@ -118,7 +136,9 @@ def scan_kernel(
         vector = ((first + i) * U + u) * C
         keys = ((first + i) * H + head) * C
         decay_C = gl.load(decay + vector + row)
+        rest_C = gl.load(rest + vector + row)
         total = gl.load(decay + vector + (C - 1))
+        to_end_C = (total - decay_C) + (gl.load(rest + vector + (C - 1)) - rest_C)
         beta_C = gl.load(step + vector + row)
         k_factor_C = gl.load(k_factor + keys + row)
 
@@ -131,6 +151,12 @@ def scan_kernel(
         gl.thread_barrier()
         mbarrier.wait(ready.index(stage), phase)
         k_tile = k_buffer.index(stage)
+        if length - i * C < C:
+            # Not q: its rows only make rows of o, which are not written.
+            clear_rows(k_tile, length - i * C, C, K, 4 * WN)
+            clear_rows(v_buffer.index(stage), length - i * C, C, B, 4 * WN)
+            fence_async_shared()
+            gl.thread_barrier()
         if WRITE_STATES:
             tma.async_copy_shared_to_global(states, [((first + i) * U + u) * K, part * B], state_shared)
         recalled_CV = warpgroup_mma(k_tile, state_shared, zero_CV, use_acc=False, is_async=True)
@@ -154,7 +180,7 @@ def scan_kernel(
         else:
             x_CV = warpgroup_mma_wait(0, deps=[x_CV])
         x_shared.store(x_CV.to(gl.bfloat16))
-        carried_CV = x_CV * (gl.exp(total - decay_C) * k_factor_C)[:, None]
+        carried_CV = x_CV * (gl.exp(to_end_C) * k_factor_C)[:, None]
         wanted_shared.store(carried_CV.to(gl.bfloat16))
         fence_async_shared()
         gl.thread_barrier()

@@ -15,6 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from relax_kernels.triton_backend.hopper_scan import clear_rows
 from relax_kernels.triton_backend.jit import gluon_jit
 
 
@@ -28,6 +29,7 @@ def scan_backward_kernel(
     dstates: tma.tensor_descriptor,
     dupdates: tma.tensor_descriptor,
     decay: gl.tensor,
+    rest: gl.tensor,
     step: gl.tensor,
     q_factor: gl.tensor,
     k_factor: gl.tensor,
@@ -105,7 +107,9 @@ def scan_backward_kernel(
         vector = ((first + i) * U + u) * C
         keys = ((first + i) * H + head) * C
         decay_C = gl.load(decay + vector + row)
+        rest_C = gl.load(rest + vector + row)
         total = gl.load(decay + vector + (C - 1))
+        to_end_C = (total - decay_C) + (gl.load(rest + vector + (C - 1)) - rest_C)
         beta_C = gl.load(step + vector + row)
         q_factor_C = gl.load(q_factor + keys + row)
         k_factor_C = gl.load(k_factor + keys + row)
@@ -118,6 +122,12 @@ def scan_backward_kernel(
         gl.thread_barrier()
         mbarrier.wait(ready.index(stage), phase)
         k_tile = k_buffer.index(stage)
+        if length - i * C < C:
+            clear_rows(k_tile, length - i * C, C, K, 4 * WN)
+            clear_rows(q_buffer.index(stage), length - i * C, C, K, 4 * WN)
+            clear_rows(do_buffer.index(stage), length - i * C, C, B, 4 * WN)
+            fence_async_shared()
+            gl.thread_barrier()
         tma.async_copy_shared_to_global(dstates, [((first + i) * U + u) * K, part * B], dstate_shared)
         dx_CV = warpgroup_mma(k_tile, dstate_shared, zero_CV, use_acc=False, is_async=True)
         more_CV = warpgroup_mma(
@@ -131,7 +141,7 @@ def scan_backward_kernel(
         grown_C = gl.exp(decay_C)
         seen_shared.store((do_CV * (scale * grown_C * q_factor_C)[:, None]).to(gl.bfloat16))
         dx_CV, more_CV = warpgroup_mma_wait(0, deps=(dx_CV, more_CV))
-        dx_CV = dx_CV * (gl.exp(total - decay_C) * k_factor_C)[:, None] + more_CV
+        dx_CV = dx_CV * (gl.exp(to_end_C) * k_factor_C)[:, None] + more_CV
         dx_shared.store(dx_CV.to(gl.bfloat16))
         fence_async_shared()
         gl.thread_barrier()
