@@ -1,5 +1,6 @@
 import pytest
 import torch
+from relax_core.trainer.config import TrainerConfig
 from relax_core.trainer.sample import MicroBatch, Sample
 
 
@@ -65,3 +66,22 @@ def test_columns_of_another_length_and_a_first_token_as_target_are_refused():
         sample([1, 2], [0, 1], value=[1.0])
     with pytest.raises(ValueError, match="first token cannot be a target"):
         sample([1, 2], [1, 1])
+
+
+def test_in_equal_rows_padding_lies_behind_each_sample():
+    options = {"draft_depths": 1, "row_length": 6, "pad_to_multiple": 4}
+    batch = MicroBatch.pack(SAMPLES, [2, 0, 1], torch.device("cpu"), **options)
+    rows = [[30, 31, 32, 0, 0, 0], [10, 11, 12, 13, 14, 0], [20, 21, 0, 0, 0, 0]]
+    assert batch.layout.rows(batch.tokens_T).tolist() == rows
+    assert batch.scored_S.tolist() == [0, 7, 8, 9]
+    assert batch.targets_S.tolist() == [31, 12, 13, 14]
+    assert batch.columns_S["value"].tolist() == pytest.approx([2.1, 0.2, 0.3, 0.4])
+    (draft,) = batch.drafts
+    assert (draft.positions_P.tolist(), draft.targets_P.tolist()) == ([6, 7, 8], [12, 13, 14])
+    assert draft.trunk_P.tolist() == [7, 8, 9]
+
+
+def test_a_batch_of_equal_rows_counts_its_padding():
+    assert TrainerConfig().spaces([3, 7, 2]) == [3, 7, 2]
+    assert TrainerConfig(packing="bshd").spaces([3, 7, 2]) == [7, 7, 7]
+    assert TrainerConfig(packing="bshd").spaces([]) == []

@@ -143,15 +143,15 @@ def split(
 ) -> tuple[Batch, int]:
     """The trainer's own schedule on `lengths`, and the length of a sample that stands for all of them in
     attention: sum of squares over sum."""
-    cost = sample_cost(model)
+    cost, spaces = sample_cost(model), trainer.spaces(lengths)
     plan = plan_micro_batches(
-        lengths,
+        spaces,
         trainer.micro_batch_tokens,
         ranks=data,
         multiple_of=parallel.pipeline if parallel.pipeline_chunks > 1 else 1,
         cost=cost,
     )
-    rows = [sum(lengths[i] for i in members) for rank in plan for members in rank]
-    work = [sum(cost(lengths[i]) for members in rank for i in members) for rank in plan]
+    rows = [sum(spaces[i] for i in members) for rank in plan for members in rank]
+    work = [sum(cost(spaces[i]) for members in rank for i in members) for rank in plan]
     batch = Batch(len(plan[0]), max(rows), fmean(rows), sum(lengths), max(work) / max(1e-9, fmean(work)))
     return batch, round(sum(n * n for n in lengths) / sum(lengths))

@@ -20,6 +20,7 @@ _INTERLEAVED = {"pipeline": 2, "pipeline_chunks": 2}
 
 _SELECTIVE, _FULL = {"recompute": "selective"}, {"recompute": "full"}
 _PP = {"pipeline": 2}
+_BSHD = {"packing": "bshd", "micro_batch_tokens": 64}
 _ENDS = {"pipeline": 4, "first_stage_layers": 1, "last_stage_layers": 1}
 _CP = {"context": 2}
 _GATHERED = {"context_attention": "gather"}
@@ -38,6 +39,14 @@ ALGORITHMS = ("gspo", "cispo", "sapo", "rloo", "reinforce_plus_plus", "m2po", "d
 ROWS: tuple[Row, ...] = (
     # One rank: what must not matter there either.
     Row("micro-batches", 1, trainer={"micro_batch_tokens": 16}, mtp=1, quick=True),
+    # Every sample in a row of its own, padding inside the row.
+    Row("bshd-mtp1", 1, trainer=_BSHD, mtp=1, quick=True),
+    Row("tp2-sp-bshd-mtp1-policy", 2, _SP, trainer=_BSHD, mtp=1, objective="policy"),
+    Row("cp2-bshd-mtp2-joined", 2, _CP, trainer=_BSHD, mtp=2, draft=_JOINED),
+    Row("cp2-bshd-state", 2, {**_CP, **_BY_HEADS, **_BY_STATE}, trainer=_BSHD),
+    Row("pp2-bshd-mtp1", 2, _PP, trainer=_BSHD, mtp=1),
+    Row("dp2-bshd-overlap", 2, trainer={**_BSHD, **_OVERLAP_BOTH}, mtp=1),
+    Row("moe-ep2-bshd-mtp1", 2, _EP, family="moe", trainer=_BSHD, mtp=1, balance=0.5),
     # Tensor and sequence parallel.
     Row("tp2", 2, _TP, quick=True),
     Row("tp2-mtp2-policy", 2, _TP, mtp=2, draft=_JOINED, objective="policy"),

@@ -1,5 +1,6 @@
 """Settings of the trainer: optimizer, schedule, micro-batches, recompute and precision."""
 
+from collections.abc import Sequence
 from typing import Literal, Self
 
 from pydantic import model_validator
@@ -32,6 +33,11 @@ class TrainerConfig(Section):
         unit="tokens",
         ge=1,
     )
+    packing: Literal["thd", "bshd"] = setting(
+        "thd",
+        "How samples share a micro-batch: back to back, or each in as many positions as the longest of the "
+        "batch has tokens. The numbers are the same; padding costs time.",
+    )
     balance_coefficient: float = setting(
         0.0,
         "Weight of the loss that evens out the use of experts, summed over layers; 0 only measures it. Above "
@@ -63,6 +69,12 @@ class TrainerConfig(Section):
     precision: Literal["fp32", "bf16"] = setting(
         "bf16", "Number format of weights and activations; the optimizer always keeps fp32 weights."
     )
+
+    def spaces(self, lengths: Sequence[int]) -> list[int]:
+        """Positions that samples of these `lengths`, all of a mini-batch, take in their micro-batches."""
+        if self.packing == "thd":
+            return list(lengths)
+        return [max(lengths, default=0)] * len(lengths)
 
     @model_validator(mode="after")
     def _half_formats_fit(self) -> Self:

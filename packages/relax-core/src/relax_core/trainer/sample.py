@@ -105,6 +105,7 @@ class MicroBatch:
         context_size: int = 1,
         context_rank: int = 0,
         draft_depths: int = 0,
+        row_length: int | None = None,
     ) -> "MicroBatch":
         """Packs the `members` of `samples` in the order given.
 
@@ -116,11 +117,16 @@ class MicroBatch:
             context_size: ranks that share the row.
             context_rank: which of them this is.
             draft_depths: draft layers to prepare for.
+            row_length: see `PackedLayout`.
         """
         chosen = [samples[i] for i in members] or [Sample(torch.zeros(1, dtype=torch.int64), torch.zeros(1))]
         lengths = [len(s.tokens_L) for s in chosen]
         layout = PackedLayout.build(
-            lengths, pad_to_multiple=pad_to_multiple, context_size=context_size, context_rank=context_rank
+            lengths,
+            pad_to_multiple=pad_to_multiple,
+            context_size=context_size,
+            context_rank=context_rank,
+            row_length=row_length,
         )
         row = _Row.of(layout, chosen)
         scored_S, predicted_S, _weights = row.targets(1)

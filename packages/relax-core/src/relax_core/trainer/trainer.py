@@ -163,12 +163,13 @@ class Trainer:
         balance: LoadBalance | None = None,
     ) -> list[Mapping[str, Tensor]]:
         """All micro-batches of this rank through Megatron's schedule; what `loss` reported of each."""
-        plan = self._plan(samples)
+        spaces = self.config.spaces([len(s.tokens_L) for s in samples])
+        plan = self._plan(spaces)
         parallel = self.ranks.parallel
         multiple = parallel.row_multiple
         if parallel.pipeline > 1:
             # Stages exchange tensors of one shape; asking for the shape of each would stall the device.
-            multiple = _longest_row(samples, plan, multiple)
+            multiple = _longest_row(spaces, plan, multiple)
         packed = (
             MicroBatch.pack(
                 samples,
@@ -178,6 +179,7 @@ class Trainer:
                 context_size=parallel.context,
                 context_rank=self.ranks.context_rank,
                 draft_depths=draft_depths,
+                row_length=spaces[0] if self.config.packing == "bshd" else None,
             )
             for members in plan
         )
@@ -200,11 +202,15 @@ class Trainer:
         )
         return reports
 
-    def _plan(self, samples: Sequence[Sample]) -> list[list[int]]:
-        """This rank's micro-batches; equally many on every rank, so that some may be empty."""
+    def _plan(self, spaces: Sequence[int]) -> list[list[int]]:
+        """This rank's micro-batches; equally many on every rank, so that some may be empty.
+
+        Args:
+            spaces: positions that each sample takes.
+        """
         parallel = self.ranks.parallel
         plan = plan_micro_batches(
-            [len(s.tokens_L) for s in samples],
+            spaces,
             self.config.micro_batch_tokens,
             ranks=self.ranks.data_size,
             multiple_of=parallel.pipeline if parallel.pipeline_chunks > 1 else 1,
@@ -292,9 +298,9 @@ def _chunks(model: Chunks) -> list[Qwen35Model]:
     return [model] if isinstance(model, Qwen35Model) else list(model)
 
 
-def _longest_row(samples: Sequence[Sample], plan: Sequence[Sequence[int]], multiple: int) -> int:
+def _longest_row(spaces: Sequence[int], plan: Sequence[Sequence[int]], multiple: int) -> int:
     """Positions of the longest row of a plan, rounded up to `multiple`."""
-    longest = max(1, *(sum(len(samples[i].tokens_L) for i in members) for members in plan), 1)
+    longest = max(1, *(sum(spaces[i] for i in members) for members in plan), 1)
     return -(-longest // multiple) * multiple
 
 
