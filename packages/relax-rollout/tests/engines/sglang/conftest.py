@@ -51,9 +51,10 @@ def stub_processes():
     """Starts stubs in processes of their own: collectives hold Python's lock. Gives their addresses."""
     started = []
 
-    def start(*faults):
+    def start(*faults, program=FILE.name):
         for one in faults:
-            command = [sys.executable, str(FILE), json.dumps(one)]
+            argument = one if isinstance(one, str) else json.dumps(one)
+            command = [sys.executable, str(FILE.with_name(program)), argument]
             pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
             started.append(subprocess.Popen(command, **pipe))
         return [process.stdout.readline().strip() for process in started]

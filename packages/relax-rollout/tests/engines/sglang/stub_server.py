@@ -190,7 +190,6 @@ def flip_first_byte(path: Path) -> None:
 if __name__ == "__main__":
     server = Stub()
     server.faults = json.loads(sys.argv[1])
-    server.delay_s = server.faults.pop("delay_s", 0.0)
     sys.stdout.write(server.url + "\n")
     sys.stdout.flush()
     sys.stdin.read()

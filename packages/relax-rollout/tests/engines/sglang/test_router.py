@@ -144,7 +144,7 @@ def test_a_router_that_ends_is_started_again_with_the_requests_it_had(stubs, che
 @pytest.mark.skipif(not REAL, reason="no router")
 def test_a_thousand_requests_at_once_lose_none_and_memory_stays(stub_processes, checkpoint):
     """Engines at the speed of stand-ins, 50 ms a request, in processes of their own."""
-    urls = stub_processes({"delay_s": 0.05}, {"delay_s": 0.05})
+    urls = stub_processes("0.05", "0.05", program="fast_stub.py")
     requests = ask(1000, length=16)
 
     async def test(engine):
