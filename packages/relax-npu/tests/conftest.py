@@ -39,6 +39,7 @@ TORCH_NPU = """
         synchronize=lambda: torch.calls.append(("synchronize",)),
         memory_allocated=lambda: 3, memory_reserved=lambda: 5, max_memory_allocated=lambda: 4,
         reset_peak_memory_stats=lambda: torch.calls.append(("reset_peak",)),
+        mem_get_info=lambda: (60 * 2**30, 64 * 2**30),
         empty_cache=lambda: torch.calls.append(("empty_cache",)),
         Stream=lambda: "new stream",
         stream=lambda stream: contextlib.nullcontext(stream),

@@ -129,6 +129,10 @@ def test_a_working_stack(bench) -> None:
         "total_memory": 64 * 2**30,
         "fla_npu": "absent",
         "missing": [],
+        "free_memory": 60 * 2**30,
+        "installed": {},
+        "mindspeed": [],
+        "mindspeed_error": "",
     }
 
 
@@ -137,3 +141,57 @@ def test_importing_relax_npu_touches_neither_torch_nor_numpy(bench) -> None:
         bench.module(name, f"raise OSError('{name} was imported')")
     source = "import relax_npu, relax_npu.cli, sys; answer = [relax_npu.__version__, 'torch' in sys.modules]"
     assert bench.tell(source) == ["0.1.0", False]
+
+
+MINDSPEED = {
+    "mindspeed.features_manager.features_manager": """
+        class Feature:
+            def __init__(self, name): self.feature_name = name
+            def is_need_apply(self, args): return bool(getattr(args, self.feature_name, False))
+        class MindSpeedFeaturesManager:
+            FEATURES_LIST = [Feature("use_flash_attn"), Feature("affinity"), Feature("use_flash_attn")]
+    """,
+    "mindspeed.args_utils": """
+        import sys
+        from argparse import Namespace
+        def get_mindspeed_args(get_defaults):
+            assert get_defaults and not sys.argv[1:]
+            return Namespace(affinity=True)
+    """,
+}
+WITH_MINDSPEED = """
+    from dataclasses import asdict
+    import relax_npu
+    answer = asdict(relax_npu.probe(timeout_s=30, mindspeed={"use_flash_attn": True}))
+"""
+
+
+def test_the_features_of_mindspeed_are_read(bench) -> None:
+    bench.torch()
+    bench.torch_npu()
+    for name, source in MINDSPEED.items():
+        bench.module(name, source)
+    bench.distribution("mindspeed", "0.16.0")
+    found = bench.tell(WITH_MINDSPEED)
+    assert found["state"] == "ready"
+    assert found["mindspeed"] == ["affinity", "use_flash_attn"]
+    assert found["installed"] == {"mindspeed": "0.16.0"}
+    assert bench.probe()["mindspeed"] == [], "not asked for"
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("raise ImportError('no torchair')", "ImportError: no torchair"),
+        ("import os; os.abort()", "ended the process"),
+        ("import time; time.sleep(60)", "no answer within"),
+    ],
+)
+def test_a_mindspeed_that_breaks_does_not_hide_a_device_that_works(bench, source: str, told: str) -> None:
+    bench.torch()
+    bench.torch_npu()
+    bench.module("mindspeed.features_manager.features_manager", source)
+    bench.distribution("mindspeed", "0.16.0")
+    found = bench.tell(WITH_MINDSPEED.replace("timeout_s=30", "timeout_s=5"))
+    assert found["state"] == "ready"
+    assert told in found["mindspeed_error"]

@@ -11,6 +11,7 @@ from relax_npu import commands, engine, hccl, support
 from relax_npu.allocator import VARIABLE as ALLOCATOR
 from relax_npu.commands import Step
 from relax_npu.doctor import Machine, examine
+from relax_npu.doctor.mindspeed import wanted_switches
 from relax_npu.operators.table import needed_operators
 from relax_npu.probe import probe
 from relax_npu.visible import VARIABLE, format_visible, parse_visible
@@ -25,7 +26,12 @@ def main(arguments: Sequence[str] | None = None, machine: Machine | None = None)
 
 def _doctor(chosen: argparse.Namespace, machine: Machine | None) -> int:
     report = examine(
-        machine or Machine(probe=lambda: probe(timeout_s=chosen.timeout, operators=needed_operators()))
+        machine
+        or Machine(
+            probe=lambda: probe(
+                timeout_s=chosen.timeout, operators=needed_operators(), mindspeed=wanted_switches()
+            )
+        )
     )
     _tell(report.as_json() if chosen.json else report.as_text())
     return report.exit_code

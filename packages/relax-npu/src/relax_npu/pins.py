@@ -30,6 +30,7 @@ class Pins:
     torch_npu: str
     cann: str
     driver: tuple[str, ...]
+    firmware: Mapping[str, str]
     soc: str
     sgl_soc: str
     base_image: str
@@ -46,6 +47,7 @@ def load_pins() -> Pins:
         torch_npu=data["torch-npu"],
         cann=data["cann"],
         driver=tuple(data["driver"]),
+        firmware=dict(data["firmware"]),
         soc=data["soc"],
         sgl_soc=data["sgl-soc"],
         base_image=data["image"]["base"],

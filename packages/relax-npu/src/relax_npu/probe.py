@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,10 @@ class Probe:
         total_memory: of NPU 0, in bytes.
         fla_npu: "loaded", "absent", or why it does not load; "" when it was not reached.
         missing: names of `operators` that no installed package registers.
+        free_memory: of NPU 0, in bytes; -1 where it was not told.
+        installed: versions of the distributions that go together or exclude one another, of those installed.
+        mindspeed: names of MindSpeed's features that are on.
+        mindspeed_error: why they could not be read; "" otherwise.
     """
 
     state: ProbeState
@@ -61,6 +65,10 @@ class Probe:
     total_memory: int = 0
     fla_npu: str = ""
     missing: tuple[str, ...] = ()
+    free_memory: int = -1
+    installed: Mapping[str, str] = field(default_factory=dict)
+    mindspeed: tuple[str, ...] = ()
+    mindspeed_error: str = ""
 
 
 def probe(
@@ -69,6 +77,7 @@ def probe(
     environment: Mapping[str, str] | None = None,
     python: str = sys.executable,
     operators: Sequence[str] = (),
+    mindspeed: Mapping[str, Any] | None = None,
 ) -> Probe:
     """Imports torch and torch_npu and takes NPU 0 in a child process.
 
@@ -77,11 +86,12 @@ def probe(
         environment: of the child; this process's when None.
         python: the interpreter to run it with.
         operators: names under `torch.ops.npu` to look for.
+        mindspeed: switches to read MindSpeed's features with, where it is installed; None leaves it out.
     """
     # Autoloading would make torch_npu's failure look like torch's.
     variables = {**(os.environ if environment is None else environment), AUTOLOAD: "0"}
     # -P: the child's folder, with names such as device.py, is not put on its import path.
-    command = [python, "-P", str(_CHILD), *operators]
+    command = [python, "-P", str(_CHILD), json.dumps(mindspeed), *operators]
     try:
         done = subprocess.run(
             command,
@@ -99,6 +109,8 @@ def probe(
             else expired.stdout or ""
         )
         told = _last_report(output)
+        if "state" in told:
+            return _result(told | {"mindspeed_error": f"no answer within {timeout_s:g} s"})
         return _result(told | {"state": ProbeState.HUNG, "error": f"no answer within {timeout_s:g} s"})
     told = _last_report(done.stdout)
     if "state" in told:
@@ -121,5 +133,5 @@ def _last_report(output: str) -> dict[str, Any]:
 
 
 def _result(told: Mapping[str, Any]) -> Probe:
-    missing = tuple(told.get("missing", ()))
-    return Probe(**{**told, "state": ProbeState(told["state"]), "missing": missing})
+    lists = {name: tuple(told.get(name, ())) for name in ("missing", "mindspeed")}
+    return Probe(**{**told, **lists, "state": ProbeState(told["state"])})

@@ -9,6 +9,10 @@ from importlib import import_module, metadata
 from typing import Any
 
 MARKER = "RELAX_NPU_PROBE "
+DISTRIBUTIONS = (
+    *("numpy", "triton", "triton-ascend", "fla-core", "flash-linear-attention-npu", "fla-npu", "mindspeed"),
+    *("megatron-core", "sglang", "sgl-kernel-npu", "ray"),
+)
 
 
 def version_of(distribution: str) -> str:
@@ -38,9 +42,24 @@ def load_fla_npu() -> str:
     return "loaded"
 
 
+def mindspeed_features(switches: dict[str, Any]) -> list[str]:
+    """The names of MindSpeed's features that are on with these switches; nothing is patched."""
+    manager = import_module("mindspeed.features_manager.features_manager").MindSpeedFeaturesManager
+    told = import_module("mindspeed.args_utils").get_mindspeed_args(get_defaults=True)
+    for name, value in switches.items():
+        setattr(told, name, value)
+    return sorted({str(f.feature_name) for f in manager.FEATURES_LIST if f.is_need_apply(told)})
+
+
 def main() -> None:
     """Goes as far as it can; the last line printed says how far, and why not further."""
-    report: dict[str, Any] = {"torch": version_of("torch"), "torch_npu": version_of("torch_npu")}
+    switches, names = json.loads(sys.argv[1]), sys.argv[2:]
+    installed = {name: found for name in DISTRIBUTIONS if (found := version_of(name))}
+    report: dict[str, Any] = {
+        "torch": version_of("torch"),
+        "torch_npu": version_of("torch_npu"),
+        "installed": installed,
+    }
 
     def tell(**more: Any) -> None:
         report.update(more)
@@ -62,19 +81,28 @@ def main() -> None:
         tell(state="absent" if absent else "broken", error=describe(error))
         return
     tell(stage="import fla_npu", fla_npu=load_fla_npu())
-    missing = [name for name in sys.argv[1:] if not hasattr(torch.ops.npu, name)] if sys.argv[1:] else []
+    missing = [name for name in names if not hasattr(torch.ops.npu, name)]
     tell(stage="count devices", cann=cann_version(), missing=missing)
     try:
         count = int(torch.npu.device_count())
         if not count:
             tell(state="no_device")
-            return
-        tell(stage="take NPU 0", count=count)
-        torch.npu.set_device(0)
-        found = torch.npu.get_device_properties(0)
-        tell(state="ready", name=str(found.name), total_memory=int(found.total_memory))
+        else:
+            tell(stage="take NPU 0", count=count)
+            torch.npu.set_device(0)
+            found = torch.npu.get_device_properties(0)
+            free = int(torch.npu.mem_get_info()[0])
+            tell(state="ready", name=str(found.name), total_memory=int(found.total_memory), free_memory=free)
     except Exception as error:
         tell(state="device_broken", error=describe(error))
+    if switches is not None and "mindspeed" in installed:
+        # Answered already: what goes wrong from here on concerns MindSpeed alone.
+        tell(mindspeed_error="reading its features ended the process")
+        sys.argv = sys.argv[:1]
+        try:
+            tell(mindspeed=mindspeed_features(switches), mindspeed_error="")
+        except Exception as error:
+            tell(mindspeed_error=describe(error))
 
 
 def describe(error: BaseException) -> str:

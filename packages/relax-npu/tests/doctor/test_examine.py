@@ -1,6 +1,7 @@
 """Each check of the doctor on machines made for it: a folder as file system, variables, a probe's result."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ READY = Probe(
     count=16,
     name="Ascend910_9391",
     total_memory=2**36,
+    free_memory=2**36 - 2**31,
+    fla_npu="loaded",
 )
 CANN = "/usr/local/Ascend/ascend-toolkit/latest"
 Make = Callable[..., Machine]
@@ -31,16 +34,35 @@ def healthy(tmp_path: Path) -> Make:
     for node in ("davinci0", "davinci1", "davinci_manager", "devmm_svm", "hisi_hdc"):
         write(f"/dev/{node}")
     write("/usr/local/Ascend/driver/version.info", "Version=25.5.1\nascendhal_version=7.35.23\n")
+    write("/usr/local/Ascend/firmware/version.info", "Version=7.8.0.6.201\n")
+    write("/proc/meminfo", "MemTotal: 1000 kB\nMemAvailable:   536870912 kB\n")
+    write("/sys/class/net/enp23s0f3/address")
+    write("/sys/class/net/lo/address")
+    (tmp_path / "dev/shm").mkdir()
     write(
         f"{CANN}/aarch64-linux/ascend_toolkit_install.info",
         "package_name=Ascend-cann-toolkit\nversion=9.0.0\n",
     )
 
-    def make(*, probe: Probe = READY, python: str = "3.11", **environment: str) -> Machine:
+    def make(
+        *,
+        probe: Probe = READY,
+        python: str = "3.11",
+        shared: int = 2**37,
+        taken: tuple[int, ...] = (),
+        **environment: str,
+    ) -> Machine:
         variables = {
             name: value for name, value in ({"ASCEND_HOME_PATH": CANN} | environment).items() if value != "-"
         }
-        return Machine(root=tmp_path, environment=variables, python=python, probe=lambda: probe)
+        return Machine(
+            root=tmp_path,
+            environment=variables,
+            python=python,
+            probe=lambda: probe,
+            disk_bytes=lambda path: shared,
+            port_free=lambda port: port not in taken,
+        )
 
     return make
 
@@ -63,6 +85,10 @@ def test_every_error_and_warning_has_a_fix(healthy: Make, tmp_path: Path) -> Non
         Machine(root=tmp_path / "empty", environment={}, python="3.12", probe=lambda: Probe(ProbeState.HUNG))
     ]
     broken += [healthy(probe=Probe(state)) for state in ProbeState]
+    broken.append(healthy(shared=0, taken=(60000,), TASK_QUEUE_ENABLE="x", GLOO_SOCKET_IFNAME="eth9"))
+    packages = {"triton": "3.5.0", "triton-ascend": "3.2.0", "fla-core": "1", "fla-npu": "1"}
+    chip = replace(READY, name="Ascend910B1", free_memory=0, installed=packages, torch_npu="2.9.0")
+    broken.append(healthy(probe=chip, ASCEND_LAUNCH_BLOCKING="1", TASK_QUEUE_ENABLE="2"))
     for machine in broken:
         for found in examine(machine).findings:
             if found.status in {Status.ERROR, Status.WARNING}:
@@ -194,6 +220,153 @@ def test_allocator_settings_that_exclude_one_another(healthy: Make) -> None:
     found = finding(machine, "allocator")
     assert found.status is Status.ERROR
     assert found.fix == "drop max_split_size_mb or set expandable_segments:False"
+
+
+@pytest.mark.parametrize(
+    ("firmware", "driver", "status"),
+    [
+        ("7.8.0.6.201", "25.5.1", Status.OK),
+        ("7.5.0.1.129", "25.5.1", Status.WARNING),
+        ("7.80.1", "25.5.1", Status.WARNING),
+        ("7.5.0.1.129", "25.2.0", Status.OK),
+        ("", "25.5.1", Status.UNKNOWN),
+    ],
+)
+def test_the_firmware_belongs_to_the_driver(
+    healthy: Make, tmp_path: Path, firmware: str, driver: str, status: Status
+) -> None:
+    machine = healthy()
+    (tmp_path / "usr/local/Ascend/driver/version.info").write_text(f"Version={driver}")
+    (tmp_path / "usr/local/Ascend/firmware/version.info").write_text(
+        f"Version={firmware}" if firmware else ""
+    )
+    assert finding(machine, "firmware").status is status
+
+
+def test_an_npu_that_another_process_holds(healthy: Make) -> None:
+    found = finding(healthy(probe=replace(READY, free_memory=2**35)), "device-memory")
+    assert found.status is Status.WARNING
+    assert found.message.startswith("32.0 of 64.0 GiB of NPU 0 free")
+
+
+def test_the_memory_of_the_host(healthy: Make, tmp_path: Path) -> None:
+    machine = healthy()
+    assert "512 GiB available" in finding(machine, "host-memory").message
+    (tmp_path / "proc/meminfo").write_text("MemAvailable: 33554432 kB")
+    found = finding(machine, "host-memory")
+    assert found.status is Status.WARNING
+    assert "32 GiB available" in found.message
+
+
+def test_dockers_own_shared_memory_is_too_small(healthy: Make) -> None:
+    found = finding(healthy(shared=2**26), "shared-memory")
+    assert found.status is Status.WARNING
+    assert "--shm-size" in str(found.fix)
+
+
+@pytest.mark.parametrize(
+    ("ports", "taken", "given", "words"),
+    [
+        (None, (60003,), "32768 60999", "another process listens on port 60003"),
+        ("50000-50001", (50000, 50001), "1 2", "listen on all of them"),
+        ("50000-50001", (50000,), "1 2", None),
+        ("32700-40000", (), "32768 60999", "the host gives ports 32768 to 60999 to any process"),
+        ("63000-63050", (), "32768 60999", None),
+    ],
+)
+def test_ports_that_others_use(healthy: Make, tmp_path: Path, ports, taken, given, words) -> None:
+    path = tmp_path / "proc/sys/net/ipv4/ip_local_port_range"
+    path.parent.mkdir(parents=True)
+    path.write_text(given)
+    both = {"HCCL_NPU_SOCKET_PORT_RANGE": "auto", "HCCL_HOST_SOCKET_PORT_RANGE": ports or ""}
+    found = finding(healthy(taken=taken, **(both if ports else {})), "hccl-ports")
+    assert found.status is (Status.OK if words is None else Status.WARNING)
+    assert words is None or words in found.message
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "right"),
+    [
+        ("HCCL_BUFFSIZE", "0", "200"),
+        ("TASK_QUEUE_ENABLE", "true", "2"),
+        ("ASCEND_LAUNCH_BLOCKING", "2", "0"),
+        ("HCCL_CONNECT_TIMEOUT", "20m", "1200"),
+        ("CPU_AFFINITY_CONF", "1,0-3", "1,npu0:0-3,npu1:4-7"),
+        ("HCCL_DETERMINISTIC", "1", "True"),
+        ("MULTI_STREAM_MEMORY_REUSE", "-1", "1"),
+    ],
+)
+def test_values_that_a_variable_does_not_take(healthy: Make, name: str, wrong: str, right: str) -> None:
+    found = finding(healthy(**{name: wrong}), "settings")
+    assert found.status is Status.ERROR
+    assert f"{name}={wrong!r}" in found.message
+    assert finding(healthy(**{name: right}), "settings").status is Status.OK
+
+
+@pytest.mark.parametrize("value", ["enp23s0f3", "=enp23s0f3", "^lo", "enp"])
+def test_network_interfaces_that_are_there(healthy: Make, value: str) -> None:
+    checks = {found.check for found in examine(healthy(HCCL_SOCKET_IFNAME=value)).findings}
+    assert "network-interface" not in checks
+
+
+def test_a_network_interface_that_is_not_there(healthy: Make) -> None:
+    found = finding(healthy(HCCL_SOCKET_IFNAME="eth0"), "network-interface")
+    assert found.status is Status.ERROR
+    assert "enp23s0f3, lo" in str(found.fix)
+
+
+GROWING = {"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True", "TMS_HOOK_MODE": "preload"}
+TWO_TRITONS = {"triton": "3.5.0", "triton-ascend": "3.2.1"}
+TWO_FLAS = {"fla-core": "0.4.1", "flash-linear-attention-npu": "1"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "installed", "changed", "words", "status"),
+    [
+        (GROWING, {}, {}, "expandable segments with torch_memory_saver", Status.ERROR),
+        ({"ASCEND_LAUNCH_BLOCKING": "1"}, {}, {}, "cannot capture graphs", Status.WARNING),
+        ({"TASK_QUEUE_ENABLE": "2"}, {}, {}, "seen to give NaN", Status.WARNING),
+        ({"SGLANG_ENABLE_SPEC_V2": "1"}, {}, {}, "is read by no SGLang", Status.WARNING),
+        ({"HCCL_ASYNC_ERROR_HANDLING": "1"}, {}, {}, "is not read any more", Status.WARNING),
+        ({}, TWO_TRITONS, {}, "are one package `triton`", Status.ERROR),
+        ({}, {"triton": "3.5.0"}, {}, "is CUDA's", Status.WARNING),
+        ({}, {"triton-ascend": "3.2.0"}, {}, "triton-ascend 3.2.0 with CANN 9.0.0", Status.WARNING),
+        ({}, TWO_FLAS, {}, "package `fla`", Status.ERROR),
+        ({}, {}, {"torch_npu": "2.9.0.post2"}, "fla_npu refuses torch_npu 2.9.0.post2", Status.ERROR),
+        ({}, {"mindspeed": "0.16.0", "numpy": "2.4.6"}, {}, "takes numpy 1", Status.WARNING),
+        ({}, {}, {"name": "Ascend910B1"}, "Ascend910B1 is another chip", Status.WARNING),
+    ],
+)
+def test_known_bad_combinations(healthy: Make, variables, installed, changed, words, status) -> None:
+    assert finding(healthy(), "combinations").status is Status.OK
+    machine = healthy(probe=replace(READY, installed=installed, **changed), **variables)
+    found = finding(machine, "combinations")
+    assert words in found.message
+    assert found.status is status
+    assert found.fix
+
+
+WITH = replace(READY, installed={"mindspeed": "0.16.0"}, mindspeed=("use_flash_attn", "affinity"))
+OLD = replace(WITH, installed={"mindspeed": "0.12.1"})
+
+
+@pytest.mark.parametrize(
+    ("probe", "variable", "status", "words"),
+    [
+        (READY, "-", Status.OK, "Relax runs without it"),
+        (READY, "1", Status.ERROR, "asks for MindSpeed, which is not installed"),
+        (READY, "yes", Status.ERROR, "allowed: 0, 1, or a JSON object"),
+        (WITH, "1", Status.OK, "MindSpeed 0.16.0 (used); features on: use_flash_attn, affinity"),
+        (WITH, "-", Status.OK, "(not used, RELAX_NPU_MINDSPEED=1 uses it)"),
+        (OLD, "1", Status.ERROR, "made for 0.16.0"),
+        (OLD, "-", Status.WARNING, "made for 0.16.0"),
+        (replace(WITH, mindspeed_error="ImportError: no torchair"), "1", Status.ERROR, "no torchair"),
+    ],
+)
+def test_mindspeed_and_its_features(healthy: Make, probe, variable, status, words) -> None:
+    found = finding(healthy(probe=probe, RELAX_NPU_MINDSPEED=variable), "mindspeed")
+    assert found.status is status
+    assert words in found.message
 
 
 def test_the_text_says_what_to_do() -> None:

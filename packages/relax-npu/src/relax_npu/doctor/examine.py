@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from importlib.metadata import version
 
-from relax_npu.doctor import environment, host, software
+from relax_npu.doctor import environment, host, memory, settings, software
 from relax_npu.doctor.finding import Finding, Report
 from relax_npu.doctor.machine import Machine
 from relax_npu.pins import Pins, load_pins
@@ -12,8 +12,12 @@ CHECKS: tuple[Callable[[Machine, Pins], list[Finding]], ...] = (
     host.python,
     host.nodes,
     host.driver,
+    host.firmware,
     host.cann,
     software.torch_npu,
+    memory.host,
+    settings.values,
+    settings.networks,
     environment.visible_devices,
     environment.hccl_ports,
     environment.memory_allocator,

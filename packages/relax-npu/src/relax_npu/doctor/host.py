@@ -8,6 +8,7 @@ from relax_npu.pins import Pins
 
 _NODES = ("/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc")
 _DRIVER_INFO = "/usr/local/Ascend/driver/version.info"
+_FIRMWARE_INFO = "/usr/local/Ascend/firmware/version.info"
 _TOOLKITS = (
     "/usr/local/Ascend/ascend-toolkit/latest",
     "/usr/local/Ascend/ascend-toolkit",
@@ -75,6 +76,23 @@ def driver(machine: Machine, pins: Pins) -> list[Finding]:
             f"install a driver of one of the series {allowed}",
         )
     ]
+
+
+def firmware(machine: Machine, pins: Pins) -> list[Finding]:
+    """The firmware's version against the driver's; it lies on the host, a container may not see it."""
+    match = _VERSION.search(machine.read(_FIRMWARE_INFO) or "")
+    if not match:
+        fix = f"on the host, read {_FIRMWARE_INFO} or `npu-smi info -t board -i 0`"
+        return [Finding("firmware", Status.UNKNOWN, f"no version in {_FIRMWARE_INFO}", fix)]
+    found = match.group(1)
+    told = _VERSION.search(machine.read(_DRIVER_INFO) or "")
+    driver_version = told.group(1) if told else ""
+    for series, wanted in pins.firmware.items():
+        if f"{driver_version}.".startswith(f"{series}.") and not f"{found}.".startswith(f"{wanted}."):
+            message = f"firmware {found} with driver {driver_version}, which belongs to firmware {wanted}"
+            fix = f"install the firmware {wanted} of the driver's own release, then restart the host"
+            return [Finding("firmware", Status.WARNING, message, fix)]
+    return [Finding("firmware", Status.OK, f"firmware {found}")]
 
 
 def cann(machine: Machine, pins: Pins) -> list[Finding]:

@@ -1,5 +1,6 @@
 """The Python packages' part: does torch_npu work, and are the versions those that belong together."""
 
+from relax_npu.doctor import combinations, memory, mindspeed
 from relax_npu.doctor.finding import Finding, Status
 from relax_npu.doctor.machine import Machine
 from relax_npu.operators.table import CAPABILITIES
@@ -24,7 +25,12 @@ def torch_npu(machine: Machine, pins: Pins) -> list[Finding]:
         findings.append(Finding("torch-import", Status.WARNING, message, f"export {AUTOLOAD}=0 until it can"))
     if probe.state is not ProbeState.READY:
         findings.append(Finding("needs-a-device", Status.UNKNOWN, f"not looked at: {_ONLY_A_DEVICE_TELLS}"))
-    return findings
+    return [
+        *findings,
+        *memory.device(probe),
+        *mindspeed.find(machine, probe, pins),
+        *combinations.find(machine, probe, pins),
+    ]
 
 
 def _operators(probe: Probe, pins: Pins) -> list[Finding]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from relax_npu.upstream.fix import Fix, FixMismatchError, replace
 
-_VERSIONS = ("0.16.0",)
+VERSIONS = ("0.16.0",)
 _TESTS = "packages/relax-npu/tests/upstream/test_mindspeed.py"
 # The l2 norm's one configuration: four warps, 32 rows at a time where it takes several.
 _WARPS = 4
@@ -73,7 +73,7 @@ def _autotuned(module: ModuleType) -> list[Any]:
 LATE_DEFAULT = Fix(
     name="mindspeed-late-default",
     distribution="mindspeed",
-    versions=_VERSIONS,
+    versions=VERSIONS,
     module="mindspeed.core.megatron_basic.arguments_basic",
     expects={"transformer_config_init_subclass": ("cls",), "get_full_args": ()},
     wrong="every mutable default of a config's subclass becomes the last one's value",
@@ -83,7 +83,7 @@ LATE_DEFAULT = Fix(
 L2NORM_AUTOTUNE = Fix(
     name="mindspeed-l2norm-autotune",
     distribution="mindspeed",
-    versions=_VERSIONS,
+    versions=VERSIONS,
     module="mindspeed.ops.triton.l2norm",
     expects={},
     wrong="the search for the fastest l2 norm runs configurations that overflow the vector core's memory",
@@ -93,7 +93,7 @@ L2NORM_AUTOTUNE = Fix(
 DELTA_AUTOTUNE_KEY = Fix(
     name="mindspeed-delta-autotune-key",
     distribution="mindspeed",
-    versions=_VERSIONS,
+    versions=VERSIONS,
     module="mindspeed.ops.triton.chunk_delta_h",
     expects={},
     wrong="the delta rule's backward kernel is tuned again for each combination of options",

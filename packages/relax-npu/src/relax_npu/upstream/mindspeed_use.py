@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 VARIABLE = "RELAX_NPU_MINDSPEED"
 # Set where MindSpeed's own validation of Megatron's command line, which Relax does without, would set it; the
 # others are not there on the NPU.
-_ALWAYS: dict[str, Any] = {
+ALWAYS: dict[str, Any] = {
     "use_flash_attn": True,
     "gradient_accumulation_fusion": False,
     "apply_rope_fusion": False,
@@ -79,7 +79,7 @@ def load_if_asked(parallel: Mapping[str, Any]) -> None:
             f"{VARIABLE} asks for MindSpeed, which is not installed; install it as docker/Dockerfile.npu "
             f"does, or unset {VARIABLE}: Relax runs without it"
         )
-    mindspeed.load({**_ALWAYS, **parallel, **wanted}, initialised=_initialised())
+    mindspeed.load({**ALWAYS, **parallel, **wanted}, initialised=_initialised())
     logger.info("MindSpeed is used, features: %s", ", ".join(features()) or "none")
 
 
