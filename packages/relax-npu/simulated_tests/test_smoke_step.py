@@ -4,7 +4,12 @@ import math
 import subprocess
 import sys
 
+import pytest
+from relax_npu import smoke
+
 PROGRAM = """
+import os
+os.environ["RELAX_KERNELS_STRICT"] = "1"  # as main() sets it
 from relax_npu.simulation import executed, install
 install()
 from relax_npu import smoke
@@ -28,3 +33,14 @@ def test_it_runs_and_its_numbers_are_finite() -> None:
     assert math.log(1000) * 0.9 < loss < math.log(1000) * 1.5
     assert 0 < norm < math.inf
     assert calls > 0
+
+
+@pytest.mark.parametrize(("dies", "tensor"), [(1, 1), (2, 2), (3, 1), (4, 4), (6, 2), (16, 4)])
+def test_dies_share_weights_as_far_as_the_heads_divide(dies: int, tensor: int) -> None:
+    assert smoke.tensor_parallel(dies) == tensor
+
+
+@pytest.mark.parametrize("dies", ["0", "-1", "two"])
+def test_a_number_of_dies_that_makes_no_sense(dies: str) -> None:
+    with pytest.raises(SystemExit):
+        smoke.main(["--dies", dies])

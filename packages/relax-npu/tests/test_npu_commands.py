@@ -57,6 +57,14 @@ def test_the_schemas_say_where_they_hold(capsys) -> None:
     assert "    npu_rms_norm(Tensor input, Tensor gamma, float epsilon=1e-06) -> (Tensor, Tensor)" in told
 
 
+@pytest.fixture(autouse=True)
+def repository(monkeypatch) -> Path:
+    """The commands are given in the repository's root."""
+    root = Path(__file__).resolve().parents[3]
+    monkeypatch.chdir(root)
+    return root
+
+
 def test_a_machine_without_an_npu_is_told_what_it_lacks(bare: Machine, capsys) -> None:
     assert cli.main(["integration"], bare) == 1
     told = capsys.readouterr()
@@ -77,6 +85,44 @@ def test_a_dry_run_shows_every_command_anywhere(bare: Machine, capsys) -> None:
         assert text in told
     assert cli.main(["integration", "--dry-run", "--built"], bare) == 0
     assert "docker build" not in capsys.readouterr().out
+
+
+def test_npu_smi_may_lie_in_another_folder(equipped: Machine, tmp_path: Path, capsys) -> None:
+    other = tmp_path / "usr/local/sbin/npu-smi"
+    other.parent.mkdir(parents=True)
+    (tmp_path / "usr/local/bin/npu-smi").rename(other)
+    assert missing(equipped) == []
+    cli.main(["image", "check", "--dry-run"], equipped)
+    assert "--volume /usr/local/sbin/npu-smi:/usr/local/sbin/npu-smi:ro" in capsys.readouterr().out
+
+
+def test_a_die_that_is_not_there_is_refused(equipped: Machine, capsys) -> None:
+    assert cli.main(["image", "check", "--dies", "0,7"], equipped) == 1
+    assert "/dev/davinci7 is not there: dies are [0, 1]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["image", "build"], ["integration"]])
+def test_outside_of_the_repository_nothing_is_built(equipped, tmp_path, monkeypatch, capsys, command) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli.subprocess, "run", lambda *args, **kwargs: pytest.fail("it ran"))
+    assert cli.main(command, equipped) == 1
+    assert "has no docker/Dockerfile.npu: run this in the root of" in capsys.readouterr().err
+
+
+def test_pips_configuration_is_given_as_a_secret(equipped, tmp_path: Path, capsys) -> None:
+    config = tmp_path / "pip.conf"
+    config.write_text("[global]\n")
+    assert cli.main(["image", "build", "--dry-run", "--pip-config", str(config)], equipped) == 0
+    assert f"--secret id=pipconf,src={config}" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        cli.main(["image", "build", "--pip-config", str(tmp_path / "gone")], equipped)
+
+
+@pytest.mark.parametrize("tokens", ["-1", "x", "1.5"])
+def test_draft_tokens_that_make_no_sense(tokens: str, capsys) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["env", "--dies", "0", f"--draft-tokens={tokens}"])
+    assert "is no number of tokens" in capsys.readouterr().err
 
 
 def test_commands_run_in_order_and_stop_at_the_first_that_fails(equipped, monkeypatch, capsys) -> None:

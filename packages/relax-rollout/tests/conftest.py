@@ -108,6 +108,10 @@ def models(tmp_path_factory) -> Models:
     return Models(tmp_path_factory.mktemp("models"))
 
 
+DEVICE = os.environ.get("RELAX_TEST_DEVICE", "cpu")
+"""Where SGLang's servers of the tests run."""
+
+
 class SglangServers:
     """Servers that stay for the session, by what they serve; the one used longest ago makes room."""
 
@@ -128,7 +132,9 @@ class SglangServers:
             return self._running[key][0]
         while len(self._running) >= self.MOST:
             self._running.pop(next(iter(self._running)))[1].end()
-        config = SglangConfig(model, **({"max_rows": 256, "dtype": "float32"} | options))
+        # The accelerators' kernels are made for bfloat16.
+        dtype = "float32" if DEVICE == "cpu" else "bfloat16"
+        config = SglangConfig(model, **({"max_rows": 256, "dtype": dtype, "device": DEVICE} | options))
         folder = Path(tempfile.mkdtemp(dir=self._root))
         port = free_port()
         served = view.write_view(model, folder)

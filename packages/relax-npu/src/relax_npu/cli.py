@@ -62,40 +62,56 @@ def _schema(chosen: argparse.Namespace, machine: Machine | None) -> int:
 
 
 def _image(chosen: argparse.Namespace, machine: Machine | None) -> int:
-    if chosen.action == "build":
-        return _carry_out((commands.build(chosen.image),), chosen.dry_run)
     looked_at = machine or Machine()
+    if chosen.action == "build":
+        if _refused(commands.outside(Path.cwd()), "the image cannot be built here", chosen.dry_run):
+            return 1
+        step = commands.build(chosen.image, pip_config=chosen.pip_config)
+        return _carry_out((step,), chosen.dry_run)
     dies = chosen.dies or commands.visible_dies(looked_at)
-    if not chosen.dry_run and _refused(looked_at):
+    lacking = commands.missing(looked_at, chosen.dies or ())
+    if _refused(lacking, "this machine cannot run on an NPU", chosen.dry_run):
         return 1
-    steps = commands.check(dies, chosen.image)
+    dies = dies or [0]
+    steps = commands.check(dies, chosen.image, looked_at)
     if chosen.action == "run":
-        steps = (commands.run(dies, *(chosen.command or ["bash"]), image=chosen.image),)
+        command = chosen.command or ["bash"]
+        steps = (commands.run(dies, *command, image=chosen.image, machine=looked_at),)
     return _carry_out(steps, chosen.dry_run)
 
 
 def _integration(chosen: argparse.Namespace, machine: Machine | None) -> int:
     looked_at = machine or Machine()
-    dies = chosen.dies or commands.visible_dies(looked_at)
-    if not chosen.dry_run and _refused(looked_at):
+    lacking = commands.missing(looked_at, chosen.dies or ()) + commands.outside(Path.cwd())
+    if _refused(lacking, "this machine cannot run on an NPU", chosen.dry_run):
         return 1
-    steps = commands.integration(dies or [0], chosen.image, root=Path.cwd(), built=chosen.built)
+    steps = commands.integration(
+        chosen.dies or commands.visible_dies(looked_at) or [0],
+        chosen.image,
+        root=Path.cwd(),
+        built=chosen.built,
+        pip_config=chosen.pip_config,
+        machine=looked_at,
+    )
     return _carry_out(steps, chosen.dry_run)
 
 
-def _refused(machine: Machine) -> bool:
-    """Says what the machine lacks, if it does."""
-    lacking = commands.missing(machine)
-    if lacking:
-        lines = ["this machine cannot run on an NPU:", *(f"  {reason}" for reason in lacking)]
-        sys.stderr.write("\n".join([*lines, "--dry-run shows the commands all the same", ""]))
-    return bool(lacking)
+def _refused(lacking: Sequence[str], what: str, dry_run: bool) -> bool:
+    """Says what is missing, if anything is and the commands are to be run."""
+    if not lacking or dry_run:
+        return False
+    lines = [f"{what}:", *(f"  {reason}" for reason in lacking)]
+    sys.stderr.write("\n".join([*lines, "--dry-run shows the commands all the same", ""]))
+    return True
 
 
 def _carry_out(steps: Sequence[Step], dry_run: bool) -> int:
     for step in steps:
         _tell(str(step))
-        if not dry_run and (code := subprocess.run(step.command, check=False).returncode):
+        if dry_run:
+            continue
+        sys.stdout.flush()
+        if code := subprocess.run(step.command, check=False).returncode:
             sys.stderr.write(f"{step.name} ended with {code}\n")
             return code
     return 0
@@ -129,7 +145,7 @@ def _parser() -> argparse.ArgumentParser:
     env = subcommands.add_parser("env", help="print the environment of a run, for `eval`")
     _add_dies(env, required=True)
     env.add_argument("--colocate", action="store_true", help="trainer and engine share the dies")
-    env.add_argument("--draft-tokens", type=int, default=0, help="tokens drafted at a time (default: 0)")
+    env.add_argument("--draft-tokens", type=_whole, default=0, help="tokens drafted at a time (default: 0)")
     env.set_defaults(run=_env)
 
     schema = subcommands.add_parser("schema", help="print the operator signatures that are relied on")
@@ -151,12 +167,28 @@ def _parser() -> argparse.ArgumentParser:
 def _add_image(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--image", default=commands.IMAGE, help=f"its tag (default: {commands.IMAGE})")
     parser.add_argument("--dry-run", action="store_true", help="print the commands and run none")
+    parser.add_argument(
+        "--pip-config", type=_file, metavar="FILE", help="pip's configuration for the build, as a secret"
+    )
     _add_dies(parser, required=False)
+
+
+def _file(text: str) -> Path:
+    path = Path(text)
+    if not path.is_file():
+        raise argparse.ArgumentTypeError(f"{text} is no file")
+    return path.resolve()
 
 
 def _add_dies(parser: argparse.ArgumentParser, *, required: bool) -> None:
     told = "physical ids, ascending: 0,1,2" + ("" if required else " (default: all)")
     parser.add_argument("--dies", type=parse_visible, required=required, help=told)
+
+
+def _whole(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text} is no number of tokens")
+    return int(text)
 
 
 def _seconds(text: str) -> float:

@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from relax_npu.doctor.machine import Machine
 from relax_npu.pins import Pins, build_arguments, load_pins
@@ -11,11 +12,12 @@ from relax_npu.pins import Pins, build_arguments, load_pins
 DOCKERFILE = "docker/Dockerfile.npu"
 IMAGE = "relax-npu:local"
 _NODES = ("/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc")
+# Each line: where the host may have it, the usual place first.
 _MOUNTS = (
-    "/usr/local/dcmi",
-    "/usr/local/bin/npu-smi",
-    "/usr/local/Ascend/driver",
-    "/etc/ascend_install.info",
+    ("/usr/local/dcmi",),
+    ("/usr/local/bin/npu-smi", "/usr/local/sbin/npu-smi"),
+    ("/usr/local/Ascend/driver",),
+    ("/etc/ascend_install.info",),
 )
 _SHARED_MEMORY = "200g"
 
@@ -36,43 +38,74 @@ class Step:
         return f"# {self.name}\n{shlex.join(self.command)}"
 
 
-def build(image: str = IMAGE, pins: Pins | None = None) -> Step:
-    """Builds the image from the repository's root, with every pin as an argument."""
+def mounts(machine: Machine) -> list[str]:
+    """What of the host a container sees: for each thing the place where it is, else the usual one."""
+    return [next((path for path in places if machine.path(path).exists()), places[0]) for places in _MOUNTS]
+
+
+def build(image: str = IMAGE, pins: Pins | None = None, *, pip_config: Path | None = None) -> Step:
+    """Builds the image from the repository's root, with every pin as an argument.
+
+    Args:
+        image: its tag.
+        pins: those of this package when None.
+        pip_config: pip's configuration for the build; never part of the image.
+    """
     arguments = [
         part
         for name, value in sorted(build_arguments(pins or load_pins()).items())
         for part in ("--build-arg", f"{name}={value}")
     ]
-    return Step("build the image", ("docker", "build", "--file", DOCKERFILE, "--tag", image, *arguments, "."))
+    secret = ("--secret", f"id=pipconf,src={pip_config}") if pip_config is not None else ()
+    fixed = ("docker", "build", "--file", DOCKERFILE, "--tag", image)
+    return Step("build the image", (*fixed, *secret, *arguments, "."))
 
 
-def run(dies: Sequence[int], *command: str, image: str = IMAGE, name: str = "run in the image") -> Step:
-    """Runs a command in the image with some dies and the host's driver."""
+def run(
+    dies: Sequence[int],
+    *command: str,
+    image: str = IMAGE,
+    name: str = "run in the image",
+    machine: Machine | None = None,
+    more: Sequence[str] = (),
+) -> Step:
+    """Runs a command in the image with some dies and the host's driver.
+
+    Args:
+        dies: physical ids.
+        *command: program and arguments.
+        image: its tag.
+        name: of the step.
+        machine: where the host's files are looked for; this one when None.
+        more: further options of `docker run`.
+    """
     devices = [part for die in dies for part in ("--device", f"/dev/davinci{die}")]
     devices += [part for node in _NODES for part in ("--device", node)]
-    mounts = [part for path in _MOUNTS for part in ("--volume", f"{path}:{path}:ro")]
+    volumes = [part for path in mounts(machine or Machine()) for part in ("--volume", f"{path}:{path}:ro")]
     fixed = ("docker", "run", "--rm", "--network", "host", "--shm-size", _SHARED_MEMORY)
-    return Step(name, (*fixed, *devices, *mounts, image, *command))
+    return Step(name, (*fixed, *devices, *volumes, *more, image, *command))
 
 
-def check(dies: Sequence[int], image: str = IMAGE) -> tuple[Step, ...]:
+def check(dies: Sequence[int], image: str = IMAGE, machine: Machine | None = None) -> tuple[Step, ...]:
     """What shows that an image works on this machine's dies."""
+    told: dict[str, Any] = {"image": image, "machine": machine}
+    suite = ("python3", "-m", "relax_kernels", "check", "--backend", "ascend")
     return (
-        run(dies, "relax-npu", "doctor", image=image, name="examine the machine from inside the image"),
-        run(
-            dies,
-            *("python3", "-m", "relax_kernels", "check", "--backend", "ascend"),
-            image=image,
-            name="compare the operators with their references",
-        ),
+        run(dies, "relax-npu", "doctor", name="examine the machine from inside the image", **told),
+        run(dies, *suite, name="compare the operators with their references", **told),
     )
 
 
-def missing(machine: Machine) -> list[str]:
-    """What this machine lacks to run an NPU container; [] when nothing does."""
-    lacking = [f"{path} is not there" for path in (*_NODES, *_MOUNTS) if not machine.path(path).exists()]
+def missing(machine: Machine, dies: Sequence[int] = ()) -> list[str]:
+    """What this machine lacks to run an NPU container on some dies (all when none); [] when nothing."""
+    lacking = [
+        f"{path} is not there" for path in (*_NODES, *mounts(machine)) if not machine.path(path).exists()
+    ]
     if not visible_dies(machine):
         lacking.insert(0, "no /dev/davinci<n>: there is no NPU, or it is not passed on")
+    else:
+        there = visible_dies(machine)
+        lacking += [f"/dev/davinci{die} is not there: dies are {there}" for die in dies if die not in there]
     folders = machine.environment.get("PATH", "").split(":")
     if not any(folder and (machine.path(folder) / "docker").exists() for folder in folders):
         lacking.append("docker is not on PATH")
@@ -85,20 +118,34 @@ def visible_dies(machine: Machine) -> list[int]:
     return sorted(int(name) for name in names if name.isdigit())
 
 
-def integration(dies: Sequence[int], image: str, *, root: Path, built: bool = False) -> tuple[Step, ...]:
+def outside(root: Path) -> list[str]:
+    """What a folder lacks to be the repository's root, from which the image is built; [] when nothing."""
+    if (root / DOCKERFILE).is_file():
+        return []
+    return [f"{root} has no {DOCKERFILE}: run this in the root of Relax's repository"]
+
+
+def integration(
+    dies: Sequence[int],
+    image: str,
+    *,
+    root: Path,
+    built: bool = False,
+    pip_config: Path | None = None,
+    machine: Machine | None = None,
+) -> tuple[Step, ...]:
     """The run on real NPUs: image, examination, operators, a training step of a 9B's shapes, the engine."""
-    inside = str(root)
+    told: dict[str, Any] = {"image": image, "machine": machine}
     smoke = ("python3", "-m", "relax_npu.smoke", "--dies", str(len(dies)))
+    # The tests are not part of the image; nothing is written among them.
+    contract = "/src/tests/packages/relax-rollout/tests/contract"
+    tests = ("python3", "-m", "pytest", "-p", "no:cacheprovider", contract, "-k", "sglang")
+    variables = ("RELAX_TEST_SGLANG=1", "RELAX_TEST_DEVICE=npu", "PYTHONDONTWRITEBYTECODE=1")
+    more = [part for variable in variables for part in ("--env", variable)]
+    more += ["--volume", f"{root}:/src/tests:ro"]
     steps = (
-        *check(dies, image),
-        run(dies, *smoke, image=image, name="one training step with a 9B model's shapes"),
-        Step(
-            "the engine's contract",
-            (
-                *run(dies, image=image).command[:-1],
-                *("--volume", f"{inside}:/src/tests:ro", image),
-                *("python3", "-m", "pytest", "/src/tests/packages/relax-rollout/tests", "-k", "contract"),
-            ),
-        ),
+        *check(dies, image, machine),
+        run(dies, *smoke, name="one training step with a 9B model's shapes", **told),
+        run(dies, *tests, name="the engine's contract", more=more, **told),
     )
-    return steps if built else (build(image), *steps)
+    return steps if built else (build(image, pip_config=pip_config), *steps)

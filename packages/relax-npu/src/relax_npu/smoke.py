@@ -1,11 +1,12 @@
 """`python -m relax_npu.smoke`: one optimizer step of a model with a 9B's layer shapes on this machine's NPUs.
 
 Four layers instead of 32, random weights, real sizes of everything else: what a run would meet in its first
-step. Loss and gradient norm must be finite, and the operators of `ascend` must have served it.
+step. Loss and gradient norm must be finite, and an operator that `ascend` has must not be left to torch.
 """
 
 import argparse
 import math
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -40,20 +41,27 @@ _LENGTHS = (2048, 777, 1, 1270)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Takes the step, on several dies through torchrun; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m relax_npu.smoke", description=__doc__)
-    parser.add_argument("--dies", type=int, default=1, help="dies to spread the model over (default: 1)")
+    parser.add_argument("--dies", type=_dies, default=1, help="dies to spread the model over (default: 1)")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
     if chosen.dies > 1 and not chosen.rank:
         each = ("--nproc-per-node", str(chosen.dies), "-m", "relax_npu.smoke")
         command = [sys.executable, "-m", "torch.distributed.run", *each]
         return subprocess.run([*command, "--dies", str(chosen.dies), "--rank"], check=False).returncode
-    values = step(chosen.dies)
+    # Set before relax_kernels reads it; what the user chose goes before.
+    os.environ.setdefault("RELAX_KERNELS_STRICT", "1")
+    values = step(tensor_parallel(chosen.dies))
     sys.stdout.write(f"{values}\n")
     return 0 if all(math.isfinite(values[name]) for name in ("loss", "grad_norm")) else 1
 
 
+def tensor_parallel(dies: int, heads: int = SHAPES["num_key_value_heads"]) -> int:
+    """Ranks that share a weight: as many as divide dies and key/value heads; the rest are replicas."""
+    return math.gcd(dies, heads)
+
+
 def step(tensor: int, shapes: dict[str, Any] | None = None) -> dict[str, float]:
-    """One step over `tensor` ranks; returns its metrics. The trainer is looked up by name, if it is there."""
+    """One step, `tensor` ranks sharing each weight; returns its metrics. The trainer is looked up by name."""
     import torch
 
     device_of, model_of = import_module("relax_core.device"), import_module("relax_core.model")
@@ -86,6 +94,12 @@ def step(tensor: int, shapes: dict[str, Any] | None = None) -> dict[str, float]:
     values: dict[str, float] = trainer.step(samples, objective).values
     device_of.shutdown()
     return values
+
+
+def _dies(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text} is no number of dies")
+    return int(text)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from relax_rollout import Completion, Request, RolloutEngine, SamplingParams, cr
 from safetensors.torch import load_file
 
 ENGINES = ("transformers", "sglang") if os.environ.get("RELAX_TEST_SGLANG") == "1" else ("transformers",)
+DEVICE = os.environ.get("RELAX_TEST_DEVICE", "cpu")
 TIME_LIMIT_S = {"transformers": 60, "sglang": 400}
 
 
@@ -19,6 +20,8 @@ class Harness:
 
     tolerance = 1e-5
     """Largest difference of log-probs in float32; logits of these models are a few units."""
+    served = ("cpu", "float32")
+    """Device and dtype."""
 
     def __init__(self, name: str, model: Path, other: Path) -> None:
         self.name = name
@@ -44,6 +47,11 @@ class Harness:
 
 class SglangHarness(Harness):
     """Joins a server that stays for the session, and brings it back to the model's weights first."""
+
+    if DEVICE != "cpu":
+        # The 8 bits of bfloat16 over logits of a few units.
+        tolerance = 5e-2
+        served = (DEVICE, "bfloat16")
 
     def __init__(self, model: Path, other: Path, servers: Any) -> None:
         super().__init__("sglang", model, other)

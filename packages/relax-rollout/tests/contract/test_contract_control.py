@@ -29,7 +29,7 @@ def test_health_counts_and_names(harness, ask, until):
     idle, paused, after = harness.run(test)
     assert idle.ready
     assert (idle.version, idle.running, idle.waiting, idle.updating, idle.last_error) == (0, 0, 0, None, None)
-    assert (idle.device, idle.dtype) == ("cpu", "float32")
+    assert (idle.device.partition(":")[0], idle.dtype) == harness.served
     assert paused.paused
     assert not after.paused
     assert (after.running, after.waiting) == (0, 0)
