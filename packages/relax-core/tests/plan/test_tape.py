@@ -99,3 +99,24 @@ def test_an_output_that_is_made_again_is_not_kept_and_costs_its_forward_pass_twi
     tape.add(Op("g", (y,), (z,), (y,)))
     assert measure(tape).saved == 10
     assert [backward.flops for name, _, backward in tape.works() if name == "norm"] == [0.0, 3.0]
+
+
+def test_a_later_operation_does_not_find_what_was_let_go():
+    x, y, z, out = Buffer(10), Buffer(20), Buffer(5), Buffer(1)
+    tape = Tape()
+    tape.add(Op("norm", (x,), (y,), (x,), recomputed=True))
+    tape.add(Op("g", (y,), (z,), (y,)))
+    tape.add(Op("h", (z,), (out,), forward_extra=1000))
+    assert measure(tape).size == 10 + 5 + 1 + 1000
+
+
+def test_what_enters_a_checkpoint_counts_once_while_it_is_computed_again():
+    x, a, z = Buffer(10), Buffer(40), Buffer(5)
+    inner = Tape()
+    inner.add(Op("f", (x,), (a,), (x,), forward_extra=1000))
+    inner.add(Op("g", (a,), (Buffer(5),), (a,)))
+    tape = Tape()
+    tape.add(Op("both", (x,), (z,), (x,), inner=inner))
+    # The gradient of z is there when f is computed again.
+    assert measure(tape).size == 10 + 40 + 5 + 1000
+    assert measure(tape).at == "f, forward"
