@@ -172,3 +172,24 @@ def test_planning_needs_neither_torch_nor_two_seconds_of_work():
     )
     assert done.stderr.strip() == "0 [] True"
     assert json.loads(done.stdout)["recipe"] == NPU
+
+
+def test_a_critic_and_a_reference_lie_beside_the_policy():
+    recipe = "qwen35-9b-cp-8xcuda"
+    plain = planned(recipe).devices[0]
+    ppo = planned(recipe, "--algorithm.name", "ppo")
+    memory = ppo.trainer.memory[0]
+    kinds = (memory.weights, memory.gradients, memory.optimizer)
+    trunk = sum(size for kind in kinds for part, size in kind.items() if part not in ("head", "draft layers"))
+    assert ppo.devices[0].phases["training"] - plain.phases["training"] == trunk
+    assert ppo.phases["train"] == pytest.approx(2 * planned(recipe).phases["train"])
+    kl = planned(recipe, "--algorithm.kl_loss_coef", "0.01").devices[0]
+    assert kl.phases["training"] - plain.phases["training"] == sum(memory.weights.values())
+
+
+def test_draft_layers_alone_keep_no_activations_of_the_trunk_and_no_gradients_of_its_weights():
+    recipe = "qwen35-4b-mtp-1xcuda"
+    whole, alone = (planned(recipe, *flags).trainer for flags in ((), ("--mtp.only", "true")))
+    assert set(alone.memory[0].gradients) == set(alone.memory[0].activations) == {"draft layers"}
+    assert alone.memory[0].weights == whole.memory[0].weights
+    assert alone.time.total < whole.time.total / 2

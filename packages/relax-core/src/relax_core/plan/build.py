@@ -133,7 +133,10 @@ def _phases(
     rollout: RolloutTime | None,
 ) -> dict[str, float]:
     """Seconds of a step by phase; "step" is what passes in all."""
-    train = trainer.time.total * workload.optimizer_steps
+    # A critic of the same trunk takes steps like the policy's.
+    train = (
+        trainer.time.total * workload.optimizer_steps * (2 if config.algorithm.algorithm.needs_critic else 1)
+    )
     score = 0.0
     if workload.forwards:
         passes = workload.optimizer_steps * workload.forwards

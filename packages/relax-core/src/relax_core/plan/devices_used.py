@@ -32,8 +32,7 @@ def devices_used(
         memory = trainer.memory[number // per_stage]
         own = engine if engine is not None and number < shared else None
         name = f"rank {number}" + (f" + engine {number // own.devices}" if own else "")
-        reference = sum(memory.weights.values()) if config.algorithm.needs_reference else 0
-        found.append(_rank_use(name, config, memory, own, reference, limit))
+        found.append(_rank_use(name, config, memory, own, _beside(config, memory), limit))
     if engine is not None:
         apart = config.cluster.engines * engine.devices - shared
         for number in range(apart):
@@ -54,21 +53,32 @@ def _shared_engines(config: RelaxConfig, engine: EnginePlan | None) -> int:
     ]
 
 
+def _beside(config: RelaxConfig, memory: RankMemory) -> dict[str, int]:
+    """Bytes of further models on a trainer rank: a frozen reference, a critic of the policy's trunk."""
+    found = {}
+    if config.algorithm.needs_reference:
+        found["reference"] = sum(memory.weights.values())
+    if config.algorithm.algorithm.needs_critic:
+        trunk = set(memory.weights) - {"head", "draft layers"}
+        kinds = (memory.weights, memory.gradients, memory.optimizer)
+        found["critic"] = sum(kind.get(part, 0) for kind in kinds for part in trunk)
+    return found
+
+
 def _rank_use(
     name: str,
     config: RelaxConfig,
     memory: RankMemory,
     engine: EnginePlan | None,
-    reference: int,
+    beside: Mapping[str, int],
     limit: int,
 ) -> DeviceUse:
     static: dict[str, int] = {
         kind: size for kind, size in memory.parts.items() if kind in ("weights", "gradients", "optimizer")
     }
     static["workspaces"] = memory.parts["workspaces"]
-    if reference:
-        static["reference"] = reference
-    training = {**memory.parts, **({"reference": reference} if reference else {})}
+    static |= beside
+    training = {**memory.parts, **beside}
     moments: dict[str, Mapping[str, int]] = {"training": training}
     if engine is not None:
         # An engine in the trainer's own process keeps its weights; a server gives up what it can.

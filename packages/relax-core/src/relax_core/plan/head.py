@@ -4,7 +4,7 @@ from relax_core.plan.pen import FLOAT, INDEX, Pen
 from relax_core.plan.tape import Buffer, Op, Work
 
 LOGITS_AT_ONCE = 1 << 27
-"""float32 logits that exist at once (`relax_kernels.triton_backend.logprob`)."""
+"""float32 logits that exist at once (`relax_kernels.triton_backend.logprob_slices`)."""
 MIN_SLICE = 1024
 """Vocabulary entries of a slice, at least."""
 
@@ -77,6 +77,8 @@ def logprobs(pen: Pen, hidden: Buffer, name: str, *, trains: bool, tied: bool, e
             backward=Work(moved=picked_size + 2 * hidden.size),
         )
     )
+    if not trains and not entropy:
+        return _fixed_head(pen, picked, name)
     logits = scored * slice_width(scored, local.vocab)
     flops, passed = 2.0 * scored * width * local.vocab, float(scored * local.vocab)
     weight = local.vocab * width * size
@@ -99,7 +101,41 @@ def logprobs(pen: Pen, hidden: Buffer, name: str, *, trains: bool, tied: bool, e
                 "matmul",
                 (3 if trains else 2) * flops,
                 (3 * FLOAT + 3 * size) * passed + (4 if trains else 2) * weight,
-                2.0 * scored * width * FLOAT * (local.tensor - 1) / local.tensor,
+                _reduced(pen),
             ),
         )
     )
+
+
+def _fixed_head(pen: Pen, picked: Buffer, name: str) -> Buffer:
+    """A head that is not trained: hidden's gradient is made with the log-probs, and kept in float32."""
+    local, size = pen.local, pen.local.activation
+    scored, width = local.scored, local.model.hidden_size
+    logits = scored * slice_width(scored, local.vocab)
+    gradient = Buffer(scored * width * FLOAT, needs_grad=False)
+    flops, passed = 4.0 * scored * width * local.vocab, float(scored * local.vocab)
+    return pen.add(
+        Op(
+            name,
+            (picked,),
+            (Buffer(scored * FLOAT), gradient),
+            (gradient,),
+            # Logits and their shares of one slice, and the targets' rows of the weight in float32.
+            forward_extra=max(logits * (FLOAT + size), gradient.size),
+            backward_extra=gradient.size,
+            forward=Work(
+                "matmul",
+                flops,
+                (3 * FLOAT + 2 * size) * passed + 2 * local.vocab * width * size,
+                _reduced(pen) + 4.0 * scored * FLOAT * (local.tensor > 1),
+            ),
+            backward=Work(moved=3 * gradient.size),
+        )
+    )
+
+
+def _reduced(pen: Pen) -> float:
+    """Bytes that a rank sends to sum hidden's gradient over the vocabulary's ranks."""
+    local = pen.local
+    whole = local.scored * local.model.hidden_size * FLOAT
+    return 2.0 * whole * (local.tensor - 1) / local.tensor

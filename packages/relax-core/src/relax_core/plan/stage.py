@@ -7,7 +7,7 @@ from relax_core.plan.head import embed, gather_tokens, logprobs
 from relax_core.plan.layers import layer
 from relax_core.plan.local import Local
 from relax_core.plan.pen import FLOAT, Pen
-from relax_core.plan.tape import Buffer, Op, Tape, Work
+from relax_core.plan.tape import Buffer, Op, Tape, Work, without_gradients
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,8 @@ class Stage:
 
     def tape(self) -> Tape:
         """Forward and backward pass of one micro-batch."""
-        pen = Pen(self.local, self.recompute)
+        # Where the draft layers are trained alone the trunk runs without gradients, and keeps nothing.
+        pen = Pen(self.local, "none" if self.mtp.only else self.recompute)
         pen.tape.part = "embedding"
         hidden = embed(pen) if self.first else Buffer(self.local.hidden)
         for kind in self.kinds:
@@ -51,8 +52,9 @@ class Stage:
         pen.tape.part = "head"
         tied = self.local.model.tied and self.first
         hidden = gather_tokens(pen, pen.norm(hidden))
-        trains = not self.mtp.only
-        losses = [logprobs(pen, hidden, "head", trains=trains, tied=tied, entropy=self.entropy)]
+        losses = [logprobs(pen, hidden, "head", trains=True, tied=tied, entropy=self.entropy)]
+        if self.mtp.only:
+            losses, pen = [], Pen(self.local, self.recompute, without_gradients(pen.tape))
         draft = Buffer(hidden.size, hidden, needs_grad=False) if self.mtp.detach_trunk else hidden
         for depth in range(self.depths):
             pen.tape.part = "draft layers"

@@ -6,7 +6,7 @@ for itself. Nothing here knows a model or a device.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,6 +114,15 @@ class Tape:
                 yield name, Work(), forward
 
 
+def without_gradients(tape: Tape) -> Tape:
+    """The same operations where nothing asks for a gradient: nothing is kept, nothing runs backward."""
+    ops = [
+        replace(op, saves=(), weight_grad=0, held_grad=0, backward_extra=0, backward=Work(), recomputed=False)
+        for op in tape.ops
+    ]
+    return Tape(ops, tape.part, list(tape.parts))
+
+
 @dataclass(frozen=True)
 class Peak:
     """Bytes beside what is there anyway.
@@ -208,6 +217,10 @@ class _Run:
         grads = {output: _Grad(output.size) for output in tape.ops[-1].outputs if output.needs_grad}
         for op in reversed(tape.ops):
             own = {buffer.storage for buffer in op.saves} - outside
+            if not any(output in grads for output in op.outputs):
+                # No gradient comes this way.
+                _free(own, uses, kept)
+                continue
             kept |= own
             if op.inner is not None:
                 given = {output: grads.pop(output) for output in op.outputs if output in grads}
@@ -227,10 +240,15 @@ class _Run:
             for buffer, grad in fresh.items():
                 # Two gradients of one tensor make a third, their sum.
                 grads[buffer] = _Grad(buffer.size) if buffer in grads else grad
-            for storage in own:
-                uses[storage] -= 1
-                if not uses[storage]:
-                    kept.discard(storage)
+            _free(own, uses, kept)
+
+
+def _free(saved: set[Buffer], uses: dict[Buffer, int], kept: set[Buffer]) -> None:
+    """An operation needs what it saved no more."""
+    for storage in saved:
+        uses[storage] -= 1
+        if not uses[storage]:
+            kept.discard(storage)
 
 
 def _input_grads(op: Op, grads: dict[Buffer, _Grad]) -> dict[Buffer, _Grad]:

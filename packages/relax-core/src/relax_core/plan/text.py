@@ -7,7 +7,7 @@ from relax_core.plan.devices import GIB
 from relax_core.plan.result import DeviceUse, Plan
 
 KINDS = (
-    "weights", "gradients", "optimizer", "reference", "activations", "working", "communication",
+    "weights", "gradients", "optimizer", "reference", "critic", "activations", "working", "communication",
     "workspaces", "engine weights", "draft weights", "states", "keys and values", "engine, other",
     "engine, at rest", "buckets",
 )  # fmt: skip

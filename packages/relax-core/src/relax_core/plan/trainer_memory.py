@@ -87,11 +87,12 @@ def rank_memory(
     bytes_of = _Bytes(config, data, expert_data)
     peak = measure(stage.tape())
     flying = in_flight(local.parallel, number, micro_batches)
+    trained = {part: count for part, count in counts.items() if part == "draft layers" or not stage.mtp.only}
     return RankMemory(
         stage=number,
         weights={part: bytes_of.weights(count) for part, count in counts.items()},
-        gradients={part: bytes_of.gradients(count) for part, count in counts.items()},
-        optimizer={part: bytes_of.optimizer(count) for part, count in counts.items()},
+        gradients={part: bytes_of.gradients(count) for part, count in trained.items()},
+        optimizer={part: bytes_of.optimizer(count) for part, count in trained.items()},
         activations={part: round(size * flying) for part, size in peak.by_part.items()},
         working=peak.size - peak.saved,
         communication=_buffers(stage, flying),

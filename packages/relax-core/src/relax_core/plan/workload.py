@@ -55,9 +55,8 @@ class Workload:
         answers = spread(longest, max(1, sequences // parts), fill)
         mean = sum(answers) / len(answers)
         algorithm = config.algorithm
-        forwards = (
-            int(parts > 1) + int(algorithm.needs_reference) + parts * int(algorithm.algorithm.needs_scores)
-        )
+        once = (parts > 1, algorithm.needs_reference, algorithm.algorithm.needs_critic)
+        forwards = sum(map(int, once)) + parts * int(algorithm.algorithm.needs_scores)
         return cls(
             lengths=tuple(prompt_tokens + answer for answer in answers),
             optimizer_steps=parts,
