@@ -61,6 +61,7 @@ def test_a_name_says_what_is_in_the_recipe(name):
     assert (config.rollout.draft_tokens > 0) == (bool(words["mtp"]) and not words["sft"])
     assert (config.parallel.context > 1) == bool(words["cp"])
     assert config.run.device == words["device"]
+    assert config.trainer.packing == "thd", "rows are packed in all of them"
     assert config.cluster.trainer_ranks == int(words["count"]), "ranks are dies, not cards"
     text = describe_recipe(builtin_recipes()[name])
     if words["device"] == "npu" and int(words["count"]) > 1:
