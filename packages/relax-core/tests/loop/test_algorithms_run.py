@@ -9,6 +9,7 @@ MORE = {
     "dapo": {"rollout.dynamic_sampling": "true", "reward.overlong_tokens": "2"},
     "reinforce_plus_plus": {"algorithm.kl_reward_coef": "0.01", "trainer.optimizer_steps_per_batch": "2"},
     "gspo": {"trainer.optimizer_steps_per_batch": "2"},
+    "on_policy_distillation": {"teacher.path": "builtin:quickstart/model"},
     "m2po": {"trainer.optimizer_steps_per_batch": "2"},
 }
 RL = [name for name in algorithm_names() if get_algorithm(name).loop == "rl"]

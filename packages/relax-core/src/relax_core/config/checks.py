@@ -10,7 +10,14 @@ from relax_core.config.problems import Problem
 from relax_core.config.rules import RULES, Check
 from relax_core.data.config import DataConfig
 from relax_core.device.parallel import ParallelConfig
-from relax_core.loop.config import CriticConfig, EvalConfig, RewardConfig, RolloutConfig, SftConfig
+from relax_core.loop.config import (
+    CriticConfig,
+    EvalConfig,
+    RewardConfig,
+    RolloutConfig,
+    SftConfig,
+    TeacherConfig,
+)
 from relax_core.loop.environments.config import EnvironmentConfig
 from relax_core.model.lora_config import LoraConfig
 from relax_core.model.mtp_config import MtpConfig
@@ -281,6 +288,33 @@ def _adapters_have_a_base(lora: LoraConfig, model: ModelSettings, mtp: MtpConfig
         )
 
 
+def _teacher_is_there(
+    teacher: TeacherConfig, algorithm: AlgorithmConfig, rollout: RolloutConfig
+) -> Iterator[Problem]:
+    named = teacher.path is not None or bool(teacher.urls)
+    if algorithm.algorithm.needs_teacher and not named:
+        yield Problem(
+            ("teacher", "path"),
+            f"algorithm {algorithm.name} learns from a teacher",
+            given="null",
+            allowed="a checkpoint, or servers in teacher.urls",
+        )
+    if named and not algorithm.algorithm.needs_teacher:
+        yield Problem(
+            ("teacher", "path" if teacher.path else "urls"),
+            f"algorithm {algorithm.name} has no teacher",
+            given=teacher.path or ", ".join(teacher.urls),
+            allowed="null" if teacher.path else "[]",
+        )
+    if teacher.urls and rollout.temperature != 1:
+        yield Problem(
+            ("rollout", "temperature"),
+            "servers give a teacher's log-probs at temperature 1, and the student's must be the same",
+            given=str(rollout.temperature),
+            allowed="1, or a teacher in the trainer (teacher.path)",
+        )
+
+
 CHECKS: tuple[Check, ...] = (
     *RULES,
     Check(("trainer", "run"), _warmup_fits),
@@ -301,4 +335,5 @@ CHECKS: tuple[Check, ...] = (
     Check(("reward", "rollout"), _overlong_zone_fits),
     Check(("critic", "algorithm", "run"), _critic_is_trained),
     Check(("lora", "model", "mtp"), _adapters_have_a_base),
+    Check(("teacher", "algorithm", "rollout"), _teacher_is_there),
 )

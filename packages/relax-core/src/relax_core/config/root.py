@@ -17,6 +17,7 @@ from relax_core.loop.config import (
     RewardConfig,
     RolloutConfig,
     SftConfig,
+    TeacherConfig,
 )
 from relax_core.loop.environments.config import EnvironmentConfig
 from relax_core.loop.sglang_config import SglangSettings
@@ -40,6 +41,7 @@ class RelaxConfig(Section):
     parallel: ParallelConfig = setting(ParallelConfig(), "How the model is spread over trainer ranks.")
     trainer: TrainerConfig = setting(TrainerConfig(), "The weight update.")
     critic: CriticConfig = setting(CriticConfig(), "The critic.")
+    teacher: TeacherConfig = setting(TeacherConfig(), "The teacher.")
     rollout: RolloutConfig = setting(RolloutConfig(), "Sampling.")
     environment: EnvironmentConfig = setting(EnvironmentConfig(), "What answers the model's turns.")
     sglang: SglangSettings = setting(SglangSettings(), "SGLang's servers.")

@@ -13,6 +13,7 @@ from relax_core.loop.config import (
     RewardConfig,
     RolloutConfig,
     SftConfig,
+    TeacherConfig,
 )
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ __all__ = [
     "RewardConfig",
     "RolloutConfig",
     "SftConfig",
+    "TeacherConfig",
     "run",
 ]
 

@@ -259,6 +259,25 @@ class CriticConfig(Section):
     )
 
 
+class TeacherConfig(Section):
+    """The teacher (`algorithm.name: on_policy_distillation`): in the trainer, or in servers."""
+
+    path: str | None = setting(
+        None, "Checkpoint that the trainer's own ranks score with; its tokenizer is the policy's."
+    )
+    urls: tuple[str, ...] = setting(
+        (), "SGLang servers of the teacher, by URL; they must run, and rollout.temperature be 1."
+    )
+
+    @model_validator(mode="after")
+    def _one_teacher(self) -> Self:
+        if self.path is not None and self.urls:
+            raise ValueError(
+                f"path {self.path!r} and urls {', '.join(self.urls)} both name a teacher: leave one out"
+            )
+        return self
+
+
 class CheckpointConfig(Section):
     """When the state of a run is saved, and what is kept."""
 

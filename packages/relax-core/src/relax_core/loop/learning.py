@@ -3,13 +3,17 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
+import torch
+from relax_rollout.scoring import score_tokens
+
 from relax_core.algorithms.shaping import overlong_penalty
 from relax_core.config.root import RelaxConfig
-from relax_core.loop.advantages import with_advantages, with_value_targets
+from relax_core.loop.advantages import token_columns, with_advantages, with_value_targets
 from relax_core.loop.groups import Group, group_samples
 from relax_core.loop.metrics import training_metrics
 from relax_core.loop.objectives import PolicyObjective
 from relax_core.loop.policy import Policy, Scored
+from relax_core.loop.rollout import Runner
 from relax_core.loop.values import ValueObjective, explained_variance
 from relax_core.run import Recorder
 from relax_core.trainer.sample import Sample
@@ -30,12 +34,16 @@ class Learner:
         config: the run's.
         policy: the models.
         recorder: is told of the phases.
+        runner: runs what a teacher in servers does.
     """
 
-    def __init__(self, config: RelaxConfig, policy: Policy, recorder: Recorder) -> None:
+    def __init__(
+        self, config: RelaxConfig, policy: Policy, recorder: Recorder, runner: Runner | None = None
+    ) -> None:
         self._config = config
         self._policy = policy
         self._recorder = recorder
+        self._runner = runner
 
     def samples(self, groups: Sequence[Group]) -> list[Sample]:
         """Samples with advantages, and with what the algorithm needs beside the engine's log-probs."""
@@ -46,6 +54,8 @@ class Learner:
                 samples = self._scored("old_logprob", samples, "policy")
             if config.needs_reference:
                 samples = self._scored("ref_logprob", samples, "reference")
+            if config.algorithm.needs_teacher:
+                samples = self._taught(samples)
             if config.algorithm.needs_critic:
                 samples = self._scored("value", samples, "critic")
         scores = self._shaped_scores(groups)
@@ -58,6 +68,9 @@ class Learner:
         parts = split_groups(samples, self._config.trainer.optimizer_steps_per_batch)
         config, longest = self._config.algorithm, self._config.rollout.max_new_tokens
         metrics: dict[str, float] = {}
+        if config.algorithm.needs_teacher:
+            columns = token_columns(samples)
+            metrics["teacher_kl"] = float((columns["old_logprob"] - columns["teacher_logprob"]).mean())
         if config.algorithm.needs_critic:
             values = ValueObjective(config, max_new_tokens=longest)
             found = training_metrics([self._policy.step(part, values, of="critic") for part in parts])
@@ -87,10 +100,24 @@ class Learner:
         scores = self._policy.score(samples, temperature=self._config.rollout.temperature, of=of)
         return [sample.with_columns(**{column: score}) for sample, score in zip(samples, scores, strict=True)]
 
+    def _taught(self, samples: Sequence[Sample]) -> list[Sample]:
+        """Samples with the teacher's log-probs, from the trainer or from servers."""
+        urls = self._config.teacher.urls
+        if not urls:
+            return self._scored("teacher_logprob", samples, "teacher")
+        assert self._runner is not None, "a teacher in servers needs a runner"
+        found = self._runner.run(score_tokens(urls, [sample.tokens_L.tolist() for sample in samples]))
+        return [
+            sample.with_columns(teacher_logprob=torch.tensor(scores) * (sample.mask_L > 0))
+            for sample, scores in zip(samples, found, strict=True)
+        ]
+
     @property
     def _needs_old(self) -> bool:
         config = self._config.algorithm
-        return config.kl_reward_coef > 0 or not (self._on_policy or config.algorithm.ratio_to == "rollout")
+        if config.kl_reward_coef > 0 or config.algorithm.needs_teacher:
+            return True
+        return not (self._on_policy or config.algorithm.ratio_to == "rollout")
 
     @property
     def _on_policy(self) -> bool:

@@ -53,6 +53,7 @@ class LocalPolicy:
         reference: the frozen reference policy, if the algorithm needs one that the policy's adapters cannot
             be left out for.
         critic: the critic and its optimizer, if the algorithm needs one.
+        teacher: the frozen teacher, if the trainer scores with one.
     """
 
     def __init__(
@@ -64,11 +65,13 @@ class LocalPolicy:
         reference: list[Qwen35Model] | None,
         critic: Trainer | None = None,
         lora: LoraConfig | None = None,
+        teacher: list[Qwen35Model] | None = None,
     ) -> None:
         self.world = world
         self.weights = weights
         self.trainer = trainer
         self.reference = reference
+        self.teacher = teacher
         self._lora = lora
         self.critic = critic
         self._source = source
@@ -85,8 +88,10 @@ class LocalPolicy:
             assert self._lora is not None, "the algorithm needs no reference policy"
             with adapters_off(self.trainer.chunks):
                 return self.trainer.score(samples, temperature=temperature)
-        if of == "reference":
-            return self.trainer.score(samples, temperature=temperature, model=self.reference)
+        if of in ("reference", "teacher"):
+            frozen = self.reference if of == "reference" else self.teacher
+            assert frozen is not None, "the algorithm needs no teacher in the trainer"
+            return self.trainer.score(samples, temperature=temperature, model=frozen)
         return self.trainer.score(samples, temperature=temperature)
 
     def step(
@@ -193,7 +198,8 @@ def open_policy(
             sum(p.numel() for chunk in policy for p in chunk.parameters()),
             time.perf_counter() - started,
         )
-        yield LocalPolicy(world, source, weights, trainer, reference, critic, lora)
+        teacher = _load_teacher(config.teacher.path, sizes, config, world) if config.teacher.path else None
+        yield LocalPolicy(world, source, weights, trainer, reference, critic, lora, teacher)
     finally:
         shutdown()
 
@@ -263,6 +269,20 @@ def _load_reference(
                 frozen.copy_(trained)
     else:
         chunks, _ = _open(path, config, world)
+    return _frozen(chunks)
+
+
+def _load_teacher(path: str, sizes: Qwen35Config, config: RelaxConfig, world: World) -> list[Qwen35Model]:
+    chunks, theirs = _open(path, config, world)
+    if theirs.vocab_size != sizes.vocab_size:
+        raise ValueError(
+            f"teacher.path {path} has a vocabulary of {theirs.vocab_size} tokens, the policy one of "
+            f"{sizes.vocab_size}: a teacher must read the same tokens"
+        )
+    return _frozen(chunks)
+
+
+def _frozen(chunks: list[Qwen35Model]) -> list[Qwen35Model]:
     for chunk in chunks:
         chunk.requires_grad_(False)
         chunk.eval()

@@ -11,7 +11,7 @@ from relax_core.trainer.objective import TrainingObjective
 from relax_core.trainer.sample import Sample
 from relax_core.trainer.step_metrics import StepMetrics
 
-Scored = Literal["policy", "reference", "critic"]
+Scored = Literal["policy", "reference", "teacher", "critic"]
 """Whose judgement of tokens is asked for: log-probs, or the critic's values."""
 
 Trained = Literal["policy", "critic"]

@@ -81,7 +81,7 @@ class RlLoop:
         self._config = config
         self._session = session
         self._recorder = recorder
-        self._learner = Learner(config, session.policy, recorder)
+        self._learner = Learner(config, session.policy, recorder, rollout.runner)
         self._rollout = rollout
         self._sets = task.sets
         self._sampler = self._make_sampler(task, recorder)

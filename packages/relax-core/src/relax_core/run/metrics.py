@@ -48,6 +48,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("preference_accuracy", "better preferred", "accuracy", "Share of pairs with a positive margin."),
     Metric("entropy", "entropy", "entropy", "Mean entropy of the policy over completion tokens.", "nats"),
     Metric("kl", "from reference", "KL", "Mean KL divergence from the reference policy.", "nats"),
+    Metric("teacher_kl", "from teacher", "KL", "Mean KL divergence from the teacher.", "nats"),
     Metric("policy_kl", "of the update", "KL", "Mean KL divergence from the policy before the step.", "nats"),
     Metric("grad_norm", "gradient norm", "gradient norm", "Global gradient norm before clipping."),
     Metric("value_loss", "critic", "critic", "Loss of the critic."),

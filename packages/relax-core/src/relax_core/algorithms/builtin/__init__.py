@@ -2,6 +2,7 @@
 
 from relax_core.algorithms.algorithm import Algorithm
 from relax_core.algorithms.builtin.cispo import CISPO
+from relax_core.algorithms.builtin.distillation import DISTILLATION
 from relax_core.algorithms.builtin.dpo import DPO
 from relax_core.algorithms.builtin.grpo import DAPO, DR_GRPO, GRPO
 from relax_core.algorithms.builtin.gspo import GSPO
@@ -23,6 +24,7 @@ BUILT_IN: tuple[Algorithm, ...] = (
     REINFORCE_PLUS_PLUS_BASELINE,
     M2PO,
     PPO,
+    DISTILLATION,
     DPO,
     SFT,
 )
