@@ -8,12 +8,27 @@ from relax_kernels.testing import Target, assert_near, grads_of, references, tol
 LENGTHS = ((1,), (63,), (64,), (65,), (127, 1), (5, 0, 64, 1, 0, 127, 3), (200, 2))
 NAMES = ("o", "final", "dq", "dk", "dv", "dg", "dbeta", "dinitial")
 TARGET = Target("ascend", "npu")
-# A single token's strong decay has a gradient below what states in bfloat16 resolve: it is left out.
-DECAYS = [(lengths, -1.0) for lengths in LENGTHS] + [(lengths, -20.0) for lengths in LENGTHS[1:]]
+DECAYS = [(lengths, decay) for decay in (-1.0, -20.0) for lengths in LENGTHS]
 
 
 def doubles(*tensors: torch.Tensor) -> list[torch.Tensor]:
     return [x.detach().cpu().double().requires_grad_() for x in tensors]
+
+
+def decay_terms(exact: list[torch.Tensor], packed: CuSeqlens) -> torch.Tensor:
+    """The products whose sum is the gradient of a single token's decay: of its state and the state's gradient.
+
+    From the reference alone: a state that is decayed beforehand, and no decay. [U, K, V].
+    """
+    q, k, v, g, beta, initial = (x.detach() for x in exact)
+    decayed = (initial * g.exp()[..., None, None]).requires_grad_()
+    outputs = references.gated_delta_rule(
+        *(q, k, v, torch.zeros_like(g), beta),
+        cu_seqlens=packed,
+        initial_state_NUKV=decayed,
+        output_final_state=True,
+    )
+    return (decayed * grads_of(outputs, [decayed])[0])[0]
 
 
 @pytest.mark.parametrize("states", [False, True], ids=["no-states", "states"])
@@ -49,7 +64,14 @@ def test_delta_rule(lengths: tuple[int, ...], states: bool, decay: float) -> Non
     got += grads_of((o, final), inputs)
     wanted += grads_of((o64, final64), exact)
     for a, e, name in zip(got, wanted, NAMES, strict=False):
-        if e is not None:
+        if name == "dg" and lengths == (1,) and states:
+            # One number from 16384 products that nearly cancel: bfloat16 resolves it by their size together,
+            # not by that of the little that is left.
+            terms_UKV = decay_terms(exact, packed)
+            torch.testing.assert_close(terms_UKV.sum((-2, -1)), e[0])
+            size_U = terms_UKV.square().sum((-2, -1)).sqrt()
+            assert ((a[0].cpu() - e[0]).abs() <= tolerance(half, "npu") * size_U).all()
+        elif e is not None:
             assert_near(a, e, tolerance(half, "npu"), name)
 
 
