@@ -16,7 +16,7 @@ def doubles(*tensors: torch.Tensor) -> list[torch.Tensor]:
 
 
 def decay_terms(exact: list[torch.Tensor], packed: CuSeqlens) -> torch.Tensor:
-    """The products whose sum is the gradient of a single token's decay: of its state and the state's gradient.
+    """The products whose sum is the gradient of a single token's decay: of state and gradient.
 
     From the reference alone: a state that is decayed beforehand, and no decay. [U, K, V].
     """
