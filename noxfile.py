@@ -239,3 +239,4 @@ def docs(session: nox.Session) -> None:
     session.run("python", "scripts/npu_page.py", "--write")
     session.run("python", "scripts/weight_map.py", "--write")
     session.run("python", "scripts/recipes.py", "--write")
+    session.run("python", "scripts/algorithms_page.py", "--write")
