@@ -9,6 +9,7 @@ one with the ratios. Parity first: both must end with the same weights, bit for 
 import argparse
 import hashlib
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -19,7 +20,7 @@ WORK = ("rollout", "reward", "logprob", "train", "update")
 
 
 def run(mode, steps, folder, flags):
-    """Seconds before the first step, seconds of each step but the first, digest of the weights."""
+    """Seconds before the first step, of each phase of the steps after it, and a digest of the weights."""
     command = [
         sys.executable, "-m", "relax_core.cli.train", "--run.dir", str(folder), "--run.name", mode,
         "--run.steps", str(steps), "--run.progress", "none", "--eval.every", "0", "--eval.before", "false",
@@ -29,9 +30,9 @@ def run(mode, steps, folder, flags):
     lines = [json.loads(line)["time"] for line in (folder / mode / "metrics.jsonl").read_text().splitlines()]
     start = lines[0]["elapsed"] - lines[0]["total"]
     # The first step of a process compiles, allocates and starts what it needs.
-    seconds = [sum(line["phases"].get(name, 0) for name in WORK) for line in lines[1:]]
+    phases = [{name: line["phases"].get(name, 0.0) for name in WORK} for line in lines[1:]]
     weights = b"".join(file.read_bytes() for file in sorted((folder / mode / "hf").glob("*.safetensors")))
-    return start, seconds, hashlib.sha256(weights).hexdigest()
+    return start, phases, hashlib.sha256(weights).hexdigest()
 
 
 def main():
@@ -46,11 +47,20 @@ def main():
     for number in range(options.rounds):
         for mode in ("inline", "ray") if number % 2 == 0 else ("ray", "inline"):
             with tempfile.TemporaryDirectory() as folder:
-                start, steps, digest = run(mode, options.steps, Path(folder), flags)
+                start, phases, digest = run(mode, options.steps, Path(folder), flags)
+            steps = [sum(step.values()) for step in phases]
             starts[mode].append(start)
             seconds[mode] += steps
             digests.add(digest)
-            case = {"mode": mode, "start_s": round(start, 2), "step_s": round(statistics.median(steps), 4)}
+            case = {
+                "mode": mode,
+                "load": round(os.getloadavg()[0], 1),
+                "start_s": round(start, 2),
+                "step_s": round(statistics.median(steps), 4),
+                "phases_s": {
+                    name: round(statistics.median(step[name] for step in phases), 4) for name in WORK
+                },
+            }
             print(json.dumps(case), flush=True)
     if len(digests) != 1:
         raise SystemExit("the runs ended with different weights: no figure is worth anything")

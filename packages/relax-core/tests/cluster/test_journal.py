@@ -1,5 +1,11 @@
 """What is remembered since a checkpoint."""
 
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
 import torch
 from relax_core.cluster.journal import Journal
 from relax_core.cluster.shared_tensors import pack, unpack
@@ -34,3 +40,18 @@ def test_tensors_keep_their_bits_shape_and_dtype():
     for name, tensor in tensors.items():
         assert back[name].dtype == tensor.dtype
         assert torch.equal(back[name], tensor)
+
+
+def test_folders_of_killed_processes_are_removed_and_those_of_others_stay():
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    left = Path(tempfile.mkdtemp(prefix=f"relax-journal-{child.pid}-", dir="/tmp"))
+    other = Path(tempfile.mkdtemp(prefix=f"relax-journal-{os.getppid()}-", dir="/tmp"))
+    try:
+        journal = Journal()
+        assert not left.exists()
+        assert other.exists()
+        journal.close()
+        assert not list(Path("/tmp").glob(f"relax-journal-{os.getpid()}-*"))
+    finally:
+        other.rmdir()

@@ -1,21 +1,24 @@
 """The mini-batches trained since the last checkpoint, on disk: a trainer that died is brought up by them."""
 
 import pickle
-import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from relax_core.cluster.folders import own_folder
+
 
 class Journal:
-    """Remembers calls in order; `close` removes the files.
+    """Remembers calls in order; `close` removes the files, and those that killed processes left.
 
     Attributes:
         base: the checkpoint on which the calls were made; None for the weights that the run starts from.
     """
 
     def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="relax-journal-")
+        self._stack = ExitStack()
+        self._folder = self._stack.enter_context(own_folder("relax-journal-"))
         self._first = self._count = 0
         self._marked: tuple[Path, int] | None = None
         self.base: Path | None = None
@@ -55,7 +58,7 @@ class Journal:
 
     def close(self) -> None:
         """Removes the files."""
-        self._folder.cleanup()
+        self._stack.close()
 
     def _file(self, number: int) -> Path:
-        return Path(self._folder.name) / str(number)
+        return self._folder / str(number)

@@ -13,6 +13,7 @@ from torch import Tensor
 from relax_core.cluster.engines import EngineGroup
 from relax_core.cluster.errors import ClusterError, EnginesLostError, RankDiedError
 from relax_core.cluster.journal import Journal
+from relax_core.cluster.packed_samples import PackedSamples, split
 from relax_core.cluster.ranks import Ranks
 from relax_core.cluster.seats import Seats
 from relax_core.config.root import RelaxConfig
@@ -49,29 +50,22 @@ class RayPolicy:
     @property
     def pids(self) -> list[int]:
         """Process ids of the ranks, in order."""
-        return self._ranks.pids
-
-    def open(self) -> None:
-        """Waits for the ranks.
-
-        Raises:
-            ValueError: the checkpoint does not fit.
-        """
-        self._ranks.open()
+        return self._ranks.pids()
 
     def score(
         self, samples: Sequence[Sample], *, temperature: float = 1.0, of: Scored = "policy"
     ) -> list[Tensor]:
         """See `Policy`."""
-        scores: list[Tensor] = self._call("score", ray.put(samples), temperature, of)[0]
-        return scores
+        packed = PackedSamples.pack(samples)
+        return split(self._call("score", ray.put(packed), temperature, of)[0], packed.lengths)
 
     def step(
         self, samples: Sequence[Sample], objective: TrainingObjective, *, of: Trained = "policy"
     ) -> StepMetrics:
         """See `Policy`."""
-        metrics: StepMetrics = self._call("step", ray.put(samples), objective, of)[0]
-        self._journal.add((samples, objective, of))
+        packed = PackedSamples.pack(samples)
+        metrics: StepMetrics = self._call("step", ray.put(packed), objective, of)[0]
+        self._journal.add((packed, objective, of))
         return metrics
 
     async def update(self, engine: RolloutEngine, version: int) -> int:
@@ -168,7 +162,6 @@ class RayPolicy:
         self._ranks.close()
         self._ranks = Ranks(self._config, self._seats, self._threads)
         try:
-            self._ranks.open()
             if base is not None:
                 self._ranks.call("load", base)
             for samples, objective, of in self._journal.calls():

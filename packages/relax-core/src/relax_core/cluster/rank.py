@@ -1,25 +1,27 @@
 """A trainer rank in a process of its own: a `LocalPolicy` behind calls."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import ray
 import torch
+from numpy.typing import NDArray
 from relax_rollout import tensor_digest
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
+from relax_core.cluster.packed_samples import PackedSamples
 from relax_core.cluster.process import prepare_process
 from relax_core.cluster.shared_tensors import Packed, pack
 from relax_core.config.root import RelaxConfig
 from relax_core.loop.policy import Scored, Trained
 from relax_core.loop.weights import BUCKET_BYTES, buckets
 from relax_core.trainer.objective import TrainingObjective
-from relax_core.trainer.sample import Sample
 from relax_core.trainer.step_metrics import StepMetrics
 
 _MEETING = timedelta(minutes=10)
@@ -68,14 +70,14 @@ class TrainerRank:
         self._policy = self._stack.enter_context(opened)
         return os.getpid()
 
-    def score(self, samples: Sequence[Sample], temperature: float, of: Scored) -> list[Tensor] | None:
-        """See `Policy.score`; None except on rank 0."""
-        scores = self._policy.score(samples, temperature=temperature, of=of)
-        return scores if self._rank == 0 else None
+    def score(self, samples: PackedSamples, temperature: float, of: Scored) -> NDArray[np.float32] | None:
+        """See `Policy.score`: [T] of all samples back to back; None except on rank 0."""
+        scores = self._policy.score(samples.unpack(), temperature=temperature, of=of)
+        return torch.cat(scores).numpy() if self._rank == 0 else None
 
-    def step(self, samples: Sequence[Sample], objective: TrainingObjective, of: Trained) -> StepMetrics:
+    def step(self, samples: PackedSamples, objective: TrainingObjective, of: Trained) -> StepMetrics:
         """See `Policy.step`."""
-        return self._policy.step(samples, objective, of=of)
+        return self._policy.step(samples.unpack(), objective, of=of)
 
     def begin_export(self) -> None:
         """From here on `next_bucket` gives the present weights, which must not change until the last one."""

@@ -1,6 +1,7 @@
 """The trainer ranks as a whole: started together, called together, ended together."""
 
 import logging
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -20,15 +21,12 @@ _GRACE_S = 20.0
 
 
 class Ranks:
-    """The processes of one world.
+    """The processes of one world; the first call waits until all have met and loaded the model.
 
     Args:
         config: the run's.
         seats: where they run.
         threads: of torch, in each.
-
-    Attributes:
-        pids: process ids in the order of ranks, once `open` has returned.
     """
 
     def __init__(self, config: RelaxConfig, seats: Seats, threads: int) -> None:
@@ -37,16 +35,21 @@ class Ranks:
             ray.remote(TrainerRank).options(**seats.rank(rank)).remote(config, rank, size, threads)
             for rank in range(size)
         ]
-        self.pids: list[int] = []
+        self._pids: list[int] | None = None
+        self._opening = threading.Lock()
 
-    def open(self) -> None:
-        """Waits until all have met and loaded the model.
+    def pids(self) -> list[int]:
+        """Process ids in the order of ranks.
 
         Raises:
-            RankDiedError: one ended.
+            RankDiedError: one has ended.
+            ValueError: the checkpoint does not fit.
         """
-        (address,) = self._settle([self._actors[0].offer.remote()])
-        self.pids = self.call("open", *address)
+        with self._opening:
+            if self._pids is None:
+                (address,) = self._settle([self._actors[0].offer.remote()])
+                self._pids = self._settle([actor.open.remote(*address) for actor in self._actors])
+            return self._pids
 
     def call(self, method: str, *arguments: Any, first: int | None = None) -> list[Any]:
         """Every rank's answer.
@@ -61,6 +64,7 @@ class Ranks:
             RankDiedError: one has ended.
             Exception: what a rank raised.
         """
+        self.pids()
         if first is None:
             return self._settle([getattr(actor, method).remote(*arguments) for actor in self._actors])
         pairs = [

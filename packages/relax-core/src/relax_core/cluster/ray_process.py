@@ -3,9 +3,11 @@
 import logging
 import os
 import secrets
-import shutil
+import signal
+import socket
 import sys
-import tempfile
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,11 +18,13 @@ import ray
 
 from relax_core.cluster.config import ClusterConfig
 from relax_core.cluster.errors import ClusterError
+from relax_core.cluster.folders import own_folder
 
 _log = logging.getLogger(__name__)
 
-_ATTEMPTS = 4
 _PREFIX = "relax-ray-"
+_LOOPBACK = "127.0.0.1"
+_PATIENCE_S = 300.0
 _SPARE_BYTES = 128 * 2**20
 
 
@@ -37,25 +41,27 @@ def open_ray(config: ClusterConfig, *, cpus: int, weight_bytes: int) -> Iterator
         weight_bytes: of the model; sizes the shared memory.
 
     Raises:
-        ClusterError: it cannot be joined.
+        ClusterError: it cannot be joined, or does not start.
     """
     options: dict[str, Any] = {
         "log_to_driver": False,
         "logging_level": logging.ERROR,
         "namespace": f"relax-{secrets.token_hex(6)}",
-        "runtime_env": {"env_vars": {"PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, sys.path)))}},
     }
+    path = os.pathsep.join(dict.fromkeys(filter(None, sys.path)))
     if config.address is None:
-        with _folder() as folder:
-            options |= {"num_cpus": cpus, "object_store_memory": _store_bytes(config, weight_bytes)}
-            _start(folder, options)
+        with own_folder(_PREFIX) as folder, _environment(PYTHONPATH=path):
             try:
+                with signals_kept():
+                    _start(folder, options, cpus, _store_bytes(config, weight_bytes))
                 yield
             finally:
                 ray.shutdown()
+                _end_children(folder)
         return
     try:
-        ray.init(address=config.address, **options)
+        with signals_kept():
+            ray.init(address=config.address, runtime_env={"env_vars": {"PYTHONPATH": path}}, **options)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ClusterError(
             f"cluster.address is {config.address!r}, and no Ray answers there: {error}. Start one with "
@@ -67,41 +73,86 @@ def open_ray(config: ClusterConfig, *, cpus: int, weight_bytes: int) -> Iterator
         ray.shutdown()
 
 
-def _start(folder: Path, options: dict[str, Any]) -> None:
-    for attempt in range(1, _ATTEMPTS + 1):
+def _start(folder: Path, options: dict[str, Any], cpus: int, store_bytes: int) -> None:
+    port = _free_port()
+    place = {"_node_ip_address": _LOOPBACK, "_temp_dir": str(folder)}
+    with _environment(RAY_GCS_SERVER_PORT=str(port)):
         try:
             ray.init(
                 address="local",
                 include_dashboard=False,
-                _node_ip_address="127.0.0.1",
-                _temp_dir=str(folder),
+                num_cpus=cpus,
+                object_store_memory=store_bytes,
+                **place,
                 **options,
             )
             return
-        # Ray has no name of its own for this, and its 30 seconds are too few for a busy machine.
+        # Ray has no name of its own for this, and its 30 seconds are too few for a busy machine. What it
+        # has started goes on starting.
         except Exception as error:
-            if "timed out during startup" not in str(error) or attempt == _ATTEMPTS:
+            if "timed out during startup" not in str(error):
                 raise
-            _log.warning("Ray did not start within its 30 seconds; attempt %d of %d", attempt + 1, _ATTEMPTS)
-            ray.shutdown()
+    _log.warning("Ray did not start within its 30 seconds: waiting for it")
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            ray.init(address=f"{_LOOPBACK}:{port}", _node_ip_address=_LOOPBACK, **options)
+            return
+        except Exception as error:
+            if time.monotonic() > deadline:
+                raise ClusterError(
+                    f"Ray did not start within {_PATIENCE_S:g} seconds: {error}. The machine is overloaded; "
+                    "run less on it, or join a Ray that runs already by cluster.address"
+                ) from error
+            time.sleep(1)
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind((_LOOPBACK, 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+@contextmanager
+def _environment(**values: str) -> Iterator[None]:
+    """Sets variables for this process and those it starts; puts back what was there."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def signals_kept() -> Iterator[None]:
+    """Ray takes SIGTERM for itself when it is initialised; the run's own handlers come back."""
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end_children(folder: Path) -> None:
+    """Ends what Ray has left running of this process's own: a Ray that started late is not ended by it."""
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if any(str(folder) in part for part in process.cmdline()):
+                process.kill()
+        except psutil.Error:
+            continue
 
 
 def _store_bytes(config: ClusterConfig, weight_bytes: int) -> int:
     if config.object_store_gib is not None:
         return int(config.object_store_gib * 2**30)
     return _SPARE_BYTES + 2 * weight_bytes
-
-
-@contextmanager
-def _folder() -> Iterator[Path]:
-    """A new folder for Ray's files, its name short enough for sockets; removes those of killed processes."""
-    root = Path("/tmp") if Path("/tmp").is_dir() else Path(tempfile.gettempdir())
-    for old in root.glob(f"{_PREFIX}*"):
-        owner = old.name.removeprefix(_PREFIX).partition("-")[0]
-        if owner.isdigit() and not psutil.pid_exists(int(owner)) and old.stat().st_uid == os.getuid():
-            shutil.rmtree(old, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=root))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from math import prod
@@ -40,23 +41,24 @@ def open_cluster_session(config: RelaxConfig) -> Iterator[Session[RayPolicy]]:
         ValueError: the checkpoint does not fit.
     """
     source, weights = open_model(config)
-    tokenizer = load_tokenizer(source.path)
     device = choose_device(config.run.device)
     plan = plan_placement(config.cluster, device)
     threads = config.run.threads or max(1, len(os.sched_getaffinity(0)) // _at_once(config))
     cpus = sum(int(bundle["CPU"]) for bundle in plan.bundles) + config.reward.concurrency
+    beside = ThreadPoolExecutor(1, thread_name_prefix="relax-tokenizer")
+    tokenizer = beside.submit(load_tokenizer, source.path)
     with (
+        beside,
         open_ray(config.cluster, cpus=cpus, weight_bytes=_weight_bytes(config, weights)),
         open_seats(plan, timeout_s=_SEATS_S) as seats,
     ):
+        # Ranks and engines load while this process reads the data: nobody waits for them before.
         policy = RayPolicy(config, seats, threads)
-        # Engines load while the trainer does.
         start = partial(_start_engine, config, source.path, device, threads, seats)
         count = config.cluster.engines if config.algorithm.algorithm.loop == "rl" else 0
         engines = EngineGroup(start, count, max_restarts=config.cluster.max_restarts)
         try:
-            policy.open()
-            yield Session(source, tokenizer, policy, partial(_open_rollout, config, engines))
+            yield Session(source, tokenizer.result(), policy, partial(_open_rollout, config, engines))
         finally:
             policy.close()
 
