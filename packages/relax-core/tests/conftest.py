@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -126,7 +127,7 @@ def length_reward(tmp_path, monkeypatch) -> str:
     """A reward of the user's own: the more characters the better."""
     (tmp_path / "length_reward.py").write_text("def score(item):\n    return len(item.completion) / 10\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     return "length_reward:score"
 
 

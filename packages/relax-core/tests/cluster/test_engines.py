@@ -1,11 +1,12 @@
 """Several engines as one, with actors that are plain objects here."""
 
 import asyncio
+import random
 
 import pytest
 from ray.exceptions import RayActorError
 from relax_core.cluster.engines import EngineGroup
-from relax_core.cluster.errors import ClusterError
+from relax_core.cluster.errors import ClusterError, EnginesLostError
 from relax_rollout import Completion, EngineStateError, Request, SamplingParams, WeightUpdateError
 
 
@@ -17,12 +18,18 @@ class Method:
 
     async def _run(self, *arguments):
         self._engine.alive()
-        running = asyncio.ensure_future(self._call(*arguments))
+        running = asyncio.ensure_future(self._answer(*arguments))
         dying = asyncio.ensure_future(self._engine.dead.wait())
         await asyncio.wait([running, dying], return_when=asyncio.FIRST_COMPLETED)
         self._engine.alive()
         dying.cancel()
         return await running
+
+    async def _answer(self, *arguments):
+        answer = await self._call(*arguments)
+        if self._engine.hanging:
+            await asyncio.Event().wait()
+        return answer
 
     def remote(self, *arguments):
         return self._run(*arguments)
@@ -37,10 +44,15 @@ class Engine:
         self.dead, self.gate = asyncio.Event(), asyncio.Event()
         self.loaded = []
         self.digest = None
+        self.hanging = False
 
     def alive(self):
         if self.dead.is_set():
             raise RayActorError(error_msg="killed")
+
+    def hang(self):
+        """Answers nothing from here on, until it is ended."""
+        self.hanging = True
 
     def __getattr__(self, name):
         return Method(self, getattr(self, f"_{name}"))
@@ -75,6 +87,12 @@ class Engine:
     async def _abort(self, ids):
         pass
 
+    async def _pause(self, mode):
+        pass
+
+    async def _resume(self):
+        pass
+
     async def _reclaim_memory(self):
         self.released = False
 
@@ -82,11 +100,18 @@ class Engine:
 class Host:
     """Starts engines and remembers them."""
 
-    def __init__(self, *, count=2, max_restarts=2):
+    def __init__(self, *, count=2, max_restarts=2, timeout_s=60.0):
         self.log = []
         self.engines = {}
         self.starts = []
-        self.group = EngineGroup(self.start, count, max_restarts=max_restarts)
+        self.ended = []
+        self.group = EngineGroup(
+            self.start, count, max_restarts=max_restarts, timeout_s=timeout_s, end=self.end
+        )
+
+    def end(self, engine):
+        self.ended.append(engine.number)
+        engine.dead.set()
 
     def start(self, number):
         self.starts.append(number)
@@ -235,3 +260,121 @@ def test_an_engine_that_dies_while_the_trainer_has_the_device_starts_when_it_is_
         assert host.starts == [0, 1, 0]
 
     asyncio.run(go())
+
+
+def test_an_engine_that_hangs_while_it_samples_is_noticed_and_its_requests_go_elsewhere():
+    async def go():
+        host = Host(timeout_s=0.2)
+        await host.group.open()
+        await update(host.group, 3, "a")
+        host.engines[0].hang()
+        for engine in host.engines.values():
+            engine.gate.set()
+        answers = await asyncio.wait_for(host.group.generate(requests(1, 2)), 5)
+        assert [a.token_ids for a in answers] == [(1,)] * 4
+        assert host.ended == [0]
+        await settle()
+        assert host.engines[0].version == 3
+        assert await host.group.pids() == [0, 1]
+        await host.group.close()
+
+    asyncio.run(go())
+
+
+def test_an_engine_that_hangs_during_an_update_gets_what_came_of_it():
+    async def go():
+        host = Host(timeout_s=0.2)
+        await update(host.group, 1, "old")
+        await host.group.begin_update(2)
+        host.engines[1].hang()
+        await host.group.load_shared("new")
+        assert await host.group.end_update() == {"w": "new"}
+        await settle()
+        assert host.ended == [1]
+        assert [engine.version for engine in host.engines.values()] == [2, 2]
+
+    asyncio.run(go())
+
+
+def test_an_engine_that_dies_while_it_rests_comes_back_when_the_others_wake():
+    async def go():
+        host = Host(count=3)
+        await update(host.group, 1, "a")
+        for engine in host.engines.values():
+            engine.gate.set()
+        await host.group.rest(1)
+        host.engines[0].dead.set()
+        # Requests go to the engines that have devices of their own.
+        answers = await host.group.generate(requests(1, 2, 3))
+        assert {a.token_ids for a in answers} == {(1,), (2,)}
+        await host.group.wake()
+        await settle()
+        assert host.starts == [0, 1, 2, 0]
+        assert host.engines[0].version == 1
+        assert sorted(await host.group.pids()) == [0, 1, 2]
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_whoever_dies_or_hangs_whenever_every_request_is_answered_once_under_one_version(seed):
+    """Engines die and hang at random moments while requests are sampled and weights updated."""
+    rng = random.Random(seed)
+
+    async def go():
+        host = Host(count=3, max_restarts=1000, timeout_s=0.05)
+        before = Engine._generate
+
+        async def generate(engine, asked):
+            engine.gate.set()
+            await asyncio.sleep(rng.random() * 0.02)
+            return await before(engine, asked)
+
+        host_engines = host.engines
+        Engine._generate = generate
+        try:
+            await host.group.open()
+            done, last = asyncio.Event(), 6
+
+            async def kill():
+                while not done.is_set():
+                    await asyncio.sleep(rng.random() * 0.03)
+                    engine = host_engines[rng.randrange(3)]
+                    rng.choice([engine.dead.set, engine.hang])()
+
+            async def ask(number):
+                await asyncio.sleep(rng.random() * 0.3)
+                asked = requests(*(100 * number + k for k in range(1 + rng.randrange(4))))
+                answers = await host.group.generate(asked)
+                assert [a.request_id for a in answers] == [r.id for r in asked]
+                return [version for a in answers for version in a.versions]
+
+            async def train():
+                for version in range(1, last + 1):
+                    while True:
+                        try:
+                            assert (await update(host.group, version, f"{version}."))[1] == {
+                                "w": f"{version}."
+                            }
+                            break
+                        except EnginesLostError:
+                            continue
+                    await asyncio.sleep(rng.random() * 0.05)
+
+            killer = asyncio.create_task(kill())
+            versions, _ = await asyncio.gather(asyncio.gather(*map(ask, range(30))), train())
+            done.set()
+            await killer
+            assert {v for row in versions for v in row} <= set(range(last + 1))
+            # What is left of the dying is made up for, and everybody serves the last version.
+            await host.group.generate(requests(1))
+            for _ in range(200):
+                if len(await host.group.pids()) == 3:
+                    break
+                await asyncio.sleep(0.01)
+            assert [engine.version for engine in host_engines.values()] == [last] * 3
+            await host.group.close()
+        finally:
+            Engine._generate = before
+
+    asyncio.run(asyncio.wait_for(go(), 60))

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 
 import pytest
 from relax_core.loop import run
@@ -32,7 +33,7 @@ def guessing_game(tmp_path, monkeypatch):
         "    return item.metadata['turns'] + len(item.completion) / 10\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     return "guessing"
 
 

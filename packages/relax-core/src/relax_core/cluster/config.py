@@ -41,6 +41,15 @@ class ClusterConfig(Section):
     max_restarts: int = setting(
         3, "Times that one call starts dead processes anew before the run gives up.", unit="restarts", ge=0
     )
+    engine_timeout_s: float = setting(
+        300.0,
+        "Time in which an engine must answer any call but sampling; it is asked while it samples too. One "
+        "that does not is taken to hang and started anew. Longer than its longest forward pass and the "
+        "loading of one bucket of weights.",
+        unit="seconds",
+        gt=0,
+        le=1e6,
+    )
     object_store_gib: float | None = setting(
         None,
         "Shared memory of a Ray of the run's own; null takes what two copies of the weights need.",

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import ray
 from ray.exceptions import RayActorError, RayTaskError
 from relax_rollout import Completion, Health, PauseMode, Request, WeightUpdateError
 from torch import Tensor
@@ -47,20 +48,34 @@ class _Weights:
 class EngineGroup:
     """Spreads requests over engines by prompt; the prompts of a group stay together.
 
-    An engine that dies is started anew and given the weights that the others serve, while those go on; its
-    requests are sampled again, elsewhere if there is another. All calls are made on one event loop.
+    An engine that dies, or does not answer in time, is started anew and given the weights that the others
+    serve, while those go on; its requests are sampled again, elsewhere if there is another. All calls are
+    made on one event loop.
 
     Args:
         start: starts an engine.
         count: engines.
         max_restarts: of one engine, between two updates.
+        timeout_s: in which an engine must answer every call but sampling.
+        end: ends the process of an engine, whatever it is doing; `ray.kill` if None.
 
     Raises:
         ClusterError: from any call, once an engine has died too often.
     """
 
-    def __init__(self, start: Start, count: int, *, max_restarts: int) -> None:
+    def __init__(
+        self,
+        start: Start,
+        count: int,
+        *,
+        max_restarts: int,
+        timeout_s: float = 300.0,
+        end: Callable[[Any], None] | None = None,
+    ) -> None:
         self._start = start
+        self._timeout_s = timeout_s
+        self._end = ray.kill if end is None else end
+        self._watching: asyncio.Task[None] | None = None
         self._max_restarts = max_restarts
         self._members = [_Member(number, start(number)) for number in range(count)]
         self._gate = Gate()
@@ -76,8 +91,18 @@ class EngineGroup:
         self._closed = False
 
     async def open(self) -> list[int]:
-        """Waits until every engine is ready; their process ids."""
-        return [await self._ask(member, "pid") for member in self._members]
+        """Waits until every engine is ready; their process ids. From here on they are watched."""
+        pids = [await self._ask(member, "pid") for member in self._members]
+        self._watching = asyncio.get_running_loop().create_task(self._watch())
+        return pids
+
+    async def _watch(self) -> None:
+        """Asks the engines that sample, again and again, for what takes their sampling thread a moment."""
+        while True:
+            await asyncio.sleep(self._timeout_s / 4)
+            if self._gate.is_open:
+                awake = [member for member in self._members if member.awake]
+                await self._each("abort", (), among=awake)
 
     async def pids(self) -> list[int]:
         """Process ids of the engines that are alive."""
@@ -106,11 +131,12 @@ class EngineGroup:
         while True:
             member = await self._free_member()
             member.requests += len(part)
+            actor = member.actor
             try:
-                completions: list[Completion] = await _answer(member.actor.generate.remote(part))
+                completions: list[Completion] = await _answer(actor.generate.remote(part))
                 return completions
             except RayActorError as error:
-                self._bury(member, error)
+                self._bury(member, actor, error)
             finally:
                 member.requests -= len(part)
 
@@ -128,14 +154,25 @@ class EngineGroup:
         awake = (member for member in self._members if member.awake)
         return min(awake, key=lambda member: (member.requests, member.number))
 
-    def _bury(self, member: _Member, error: RayActorError) -> None:
-        """Takes a dead engine out, once, and sees to another in its place."""
-        if self._closed:
+    def _bury(self, member: _Member, actor: Any, error: RayActorError | None) -> None:
+        """Takes a dead engine out, once, or one that hangs (no error), and sees to another in its place.
+
+        Args:
+            member: whose it is, or was.
+            actor: the engine.
+            error: of the call; None if there was no answer.
+        """
+        if self._closed and error is not None:
             raise error
-        if not member.live:
+        if self._closed or not member.live or member.actor is not actor:
             return
         member.live = False
-        _log.warning("engine %d died (%s): it is started anew", member.number, str(error).splitlines()[0])
+        if error is None:
+            why = f"did not answer within cluster.engine_timeout_s = {self._timeout_s:g}"
+            self._end(actor)
+        else:
+            why = f"died ({str(error).splitlines()[0]})"
+        _log.warning("engine %d %s: it is started anew", member.number, why)
         task = asyncio.get_running_loop().create_task(self._revive(member))
         self._reviving.add(task)
         task.add_done_callback(self._reviving.discard)
@@ -197,8 +234,6 @@ class EngineGroup:
 
     async def load(self, bucket: Mapping[str, Tensor]) -> None:
         """See `RolloutEngine.load`."""
-        import ray
-
         await self.load_shared(ray.put(pack(bucket)))
 
     async def load_shared(self, bucket: Any) -> None:
@@ -295,23 +330,29 @@ class EngineGroup:
         self._closed = True
         for task in self._reviving:
             task.cancel()
-        import ray
-
+        if self._watching is not None:
+            self._watching.cancel()
         for member in self._members:
-            ray.kill(member.actor)
+            self._end(member.actor)
 
     async def _each(
         self, method: str, *arguments: Any, among: Sequence[_Member] | None = None
     ) -> list[tuple[_Member, Any]]:
-        """The answers of all live engines, without those that died of the call."""
+        """The answers of all live engines, without those that died of the call or hang."""
         members = [member for member in (self._members if among is None else among) if member.live]
 
         async def one(member: _Member) -> tuple[_Member, Any] | None:
+            actor = member.actor
             try:
-                return member, await self._ask(member, method, *arguments)
+                async with asyncio.timeout(self._timeout_s) as limit:
+                    return member, await _answer(getattr(actor, method).remote(*arguments))
             except RayActorError as error:
-                self._bury(member, error)
-                return None
+                self._bury(member, actor, error)
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+                self._bury(member, actor, None)
+            return None
 
         return [answer for answer in await asyncio.gather(*map(one, members)) if answer is not None]
 

@@ -33,6 +33,11 @@ class Gate:
             if self._inside == 0:
                 self._empty.set()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it lets anybody in."""
+        return self._open.is_set()
+
     async def close(self) -> None:
         """Lets nobody in any more; returns once nobody is inside."""
         self._open.clear()

@@ -56,7 +56,12 @@ def open_cluster_session(config: RelaxConfig) -> Iterator[Session[RayPolicy]]:
         policy = RayPolicy(config, seats, threads)
         start = partial(_start_engine, config, source.path, device, threads, seats)
         count = config.cluster.engines if config.algorithm.algorithm.loop == "rl" else 0
-        engines = EngineGroup(start, count, max_restarts=config.cluster.max_restarts)
+        engines = EngineGroup(
+            start,
+            count,
+            max_restarts=config.cluster.max_restarts,
+            timeout_s=config.cluster.engine_timeout_s,
+        )
         try:
             yield Session(source, tokenizer.result(), policy, partial(_open_rollout, config, engines))
         finally:

@@ -1,6 +1,7 @@
 """Tools that models call: what they are told when it works, and when it does not."""
 
 import asyncio
+import os
 
 import pytest
 from relax_core.loop.environments.calculator import calculator
@@ -20,7 +21,7 @@ def module(tmp_path, monkeypatch):
         "def crash() -> str:\n    os._exit(3)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     return "my_tools"
 
 
