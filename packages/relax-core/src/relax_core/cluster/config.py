@@ -38,6 +38,11 @@ class ClusterConfig(Section):
         unit="versions",
         ge=1,
     )
+    stream: Literal["ray", "transfer_queue"] = setting(
+        "ray",
+        "How samples get to the trainer ranks: through Ray's shared memory, or through the storage units of "
+        "the package transferqueue, which spread them over the hosts of a cluster.",
+    )
     max_restarts: int = setting(
         3, "Times that one call starts dead processes anew before the run gives up.", unit="restarts", ge=0
     )
@@ -45,7 +50,7 @@ class ClusterConfig(Section):
         300.0,
         "Time in which an engine must answer any call but sampling; it is asked while it samples too. One "
         "that does not is taken to hang and started anew. Longer than its longest forward pass and the "
-        "loading of one bucket of weights.",
+        "loading of one bucket of weights; it may take six times as long to start.",
         unit="seconds",
         gt=0,
         le=1e6,
@@ -61,7 +66,7 @@ class ClusterConfig(Section):
     def _only_ray_has_engines_of_its_own(self) -> Self:
         if self.mode == "ray":
             return self
-        only_ray = ("placement", "address", "engines", "object_store_gib")
+        only_ray = ("placement", "address", "engines", "stream", "object_store_gib")
         for name in (*only_ray, *(("trainer_ranks",) if self.mode == "inline" else ())):
             given, default = getattr(self, name), type(self).model_fields[name].default
             if given != default:

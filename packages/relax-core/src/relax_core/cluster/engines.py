@@ -17,6 +17,9 @@ from relax_core.cluster.shared_tensors import pack
 
 _log = logging.getLogger(__name__)
 
+_START_SHARE = 6
+"""An engine may take so many times `timeout_s` to start: it loads a model."""
+
 Start = Callable[[int], Any]
 """Starts the engine of a number: an actor handle of `EngineHost`."""
 
@@ -188,28 +191,36 @@ class EngineGroup:
                     )
                 # While the trainer has the device there is no memory for another engine.
                 await self._reclaimed.wait()
+                member.actor = self._start(member.number)
                 try:
-                    member.actor = self._start(member.number)
-                    await _answer(member.actor.pid.remote())
+                    async with asyncio.timeout(_START_SHARE * self._timeout_s):
+                        await _answer(member.actor.pid.remote())
                     # An update in progress goes on without this engine, which then gets what came of it.
                     async with self._updating:
                         await self._synchronise(member)
                         member.live = True
                 except RayActorError as error:
                     _log.warning("engine %d died while it started: %s", member.number, error)
+                except TimeoutError:
+                    self._end(member.actor)
+                    _log.warning("engine %d did not start in time", member.number)
         except Exception as error:
             self._failure = error if isinstance(error, ClusterError) else ClusterError(str(error))
         async with self._changed:
             self._changed.notify_all()
 
+    async def _in_time(self, call: Awaitable[Any]) -> Any:
+        async with asyncio.timeout(self._timeout_s):
+            return await _answer(call)
+
     async def _synchronise(self, member: _Member) -> None:
         weights = self._serving
         if weights is None:
             return
-        await _answer(member.actor.begin_update.remote(weights.version))
+        await self._in_time(member.actor.begin_update.remote(weights.version))
         for bucket in weights.buckets:
-            await _answer(member.actor.load.remote(bucket))
-        digests = await _answer(member.actor.end_update.remote())
+            await self._in_time(member.actor.load.remote(bucket))
+        digests = await self._in_time(member.actor.end_update.remote())
         if digests != weights.digests:
             raise ClusterError(
                 f"engine {member.number} was given version {weights.version} once more and serves other "

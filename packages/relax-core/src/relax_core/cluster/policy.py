@@ -2,11 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import ray
 from relax_rollout import RolloutEngine
 from torch import Tensor
 
@@ -16,6 +16,7 @@ from relax_core.cluster.journal import Journal
 from relax_core.cluster.packed_samples import PackedSamples, split
 from relax_core.cluster.ranks import Ranks
 from relax_core.cluster.seats import Seats
+from relax_core.cluster.stream import open_stream
 from relax_core.config.root import RelaxConfig
 from relax_core.loop.policy import Scored, Trained
 from relax_core.loop.weights import refuse_mismatch
@@ -44,6 +45,7 @@ class RayPolicy:
         self._seats = seats
         self._threads = threads
         self._journal = Journal()
+        self._stream = open_stream(config.cluster)
         self._saves: tuple[Path, int, bool] | None = None
         self._ranks = Ranks(config, seats, threads)
 
@@ -57,14 +59,16 @@ class RayPolicy:
     ) -> list[Tensor]:
         """See `Policy`."""
         packed = PackedSamples.pack(samples)
-        return split(self._call("score", ray.put(packed), temperature, of)[0], packed.lengths)
+        with self._offered(packed) as ticket:
+            return split(self._call("score", ticket, temperature, of)[0], packed.lengths)
 
     def step(
         self, samples: Sequence[Sample], objective: TrainingObjective, *, of: Trained = "policy"
     ) -> StepMetrics:
         """See `Policy`."""
         packed = PackedSamples.pack(samples)
-        metrics: StepMetrics = self._call("step", ray.put(packed), objective, of)[0]
+        with self._offered(packed) as ticket:
+            metrics: StepMetrics = self._call("step", ticket, objective, of)[0]
         self._journal.add((packed, objective, of))
         return metrics
 
@@ -135,7 +139,15 @@ class RayPolicy:
     def close(self) -> None:
         """Ends the ranks."""
         self._ranks.close()
+        self._stream.close()
         self._journal.close()
+
+    @contextmanager
+    def _offered(self, samples: PackedSamples) -> Iterator[Any]:
+        """The ticket of samples for the block."""
+        ticket = self._stream.put(samples)
+        yield ticket
+        self._stream.drop(ticket)
 
     def _call(self, method: str, *arguments: Any) -> list[Any]:
         for attempt in range(self._config.cluster.max_restarts + 1):
@@ -165,7 +177,8 @@ class RayPolicy:
             if base is not None:
                 self._ranks.call("load", base)
             for samples, objective, of in self._journal.calls():
-                self._ranks.call("step", ray.put(samples), objective, of)
+                with self._offered(samples) as ticket:
+                    self._ranks.call("step", ticket, objective, of)
             if self._saves is not None:
                 self._ranks.call("save_to", *self._saves)
         except RankDiedError as again:

@@ -15,13 +15,14 @@ from relax_rollout import tensor_digest
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
-from relax_core.cluster.packed_samples import PackedSamples
 from relax_core.cluster.process import prepare_process
 from relax_core.cluster.shared_tensors import Packed, pack
+from relax_core.cluster.stream import SampleStream, open_stream
 from relax_core.config.root import RelaxConfig
 from relax_core.loop.policy import Scored, Trained
 from relax_core.loop.weights import BUCKET_BYTES, buckets
 from relax_core.trainer.objective import TrainingObjective
+from relax_core.trainer.sample import Sample
 from relax_core.trainer.step_metrics import StepMetrics
 
 _MEETING = timedelta(minutes=10)
@@ -44,6 +45,7 @@ class TrainerRank:
         self._size = size
         self._stack = ExitStack()
         self._store: Any = None
+        self._stream: SampleStream | None = None
         self._export: Iterator[Mapping[str, Tensor]] = iter(())
 
     def offer(self) -> tuple[str, int]:
@@ -70,14 +72,19 @@ class TrainerRank:
         self._policy = self._stack.enter_context(opened)
         return os.getpid()
 
-    def score(self, samples: PackedSamples, temperature: float, of: Scored) -> NDArray[np.float32] | None:
+    def _samples(self, ticket: Any) -> list[Sample]:
+        # Opened late: the driver opens its end first.
+        self._stream = self._stream or open_stream(self._config.cluster)
+        return self._stream.take(ticket).unpack()
+
+    def score(self, ticket: Any, temperature: float, of: Scored) -> NDArray[np.float32] | None:
         """See `Policy.score`: [T] of all samples back to back; None except on rank 0."""
-        scores = self._policy.score(samples.unpack(), temperature=temperature, of=of)
+        scores = self._policy.score(self._samples(ticket), temperature=temperature, of=of)
         return torch.cat(scores).numpy() if self._rank == 0 else None
 
-    def step(self, samples: PackedSamples, objective: TrainingObjective, of: Trained) -> StepMetrics:
+    def step(self, ticket: Any, objective: TrainingObjective, of: Trained) -> StepMetrics:
         """See `Policy.step`."""
-        return self._policy.step(samples.unpack(), objective, of=of)
+        return self._policy.step(self._samples(ticket), objective, of=of)
 
     def begin_export(self) -> None:
         """From here on `next_bucket` gives the present weights, which must not change until the last one."""
