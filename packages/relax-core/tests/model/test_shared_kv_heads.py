@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from relax_bridge.partition import GroupedSplit
 from relax_core.model import Qwen35Config
 from relax_core.model.attention import shared_blocks
@@ -19,6 +21,31 @@ def test_eight_ranks_share_two_heads_as_the_bridge_cuts_them():
         rows = torch.cat([whole[64 * block : 64 * (block + 1)] for block in blocks])
         assert torch.equal(rows, split.shard(whole, rank, 8))
     assert sorted(block for blocks in held for block in blocks) == list(range(split.whole // 64))
+
+
+@given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 3), st.integers(1, 3))
+def test_a_rank_has_the_gates_of_its_queries_and_an_equal_share_of_their_key(groups, sharing, own, width):
+    # `groups` key/value heads for `sharing` ranks each, which have `own` query heads; blocks of `width` rows.
+    heads, dim = own * sharing, width * sharing
+    names = [
+        (kind, group, head, row)
+        for group in range(groups)
+        for kind, count in (("q", heads), ("gate", heads), ("k", 1), ("v", 1))
+        for head in range(count)
+        for row in range(dim)
+    ]
+    seen = []
+    for rank in range(groups * sharing):
+        blocks = shared_blocks(rank, sharing=sharing, heads=heads)
+        rows = [names[block * width + i] for block in blocks for i in range(width)]
+        group, place = divmod(rank, sharing)
+        mine = range(place * own, (place + 1) * own)
+        queries = [(group, head, row) for head in mine for row in range(dim)]
+        share = [(group, 0, row) for row in range(place * width, (place + 1) * width)]
+        for kind, wanted in (("q", queries), ("gate", queries), ("k", share), ("v", share)):
+            assert [rest for name, *rest in rows if name == kind] == [list(one) for one in wanted]
+        seen += rows
+    assert sorted(seen) == sorted(names)
 
 
 @pytest.mark.parametrize(("ranks", "sharing"), [(1, 1), (2, 1), (4, 2), (8, 4)])

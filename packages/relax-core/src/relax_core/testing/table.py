@@ -20,6 +20,7 @@ _INTERLEAVED = {"pipeline": 2, "pipeline_chunks": 2}
 
 _SELECTIVE, _FULL = {"recompute": "selective"}, {"recompute": "full"}
 _PP = {"pipeline": 2}
+_TP4_SP = {"tensor": 4, "sequence": True}
 _BSHD = {"packing": "bshd", "micro_batch_tokens": 64}
 _ENDS = {"pipeline": 4, "first_stage_layers": 1, "last_stage_layers": 1}
 _CP = {"context": 2}
@@ -89,7 +90,9 @@ ROWS: tuple[Row, ...] = (
     # More tensor-parallel ranks than key/value heads.
     Row("tp2-one-kv-head", 2, _TP, model=_ONE_KV_HEAD, mtp=1, quick=True),
     Row("tp2-sp-one-kv-head-selective", 2, _SP, model=_ONE_KV_HEAD, trainer=_SELECTIVE),
-    Row("tp4-sp-two-kv-heads", 4, {"tensor": 4, "sequence": True}, model={"linear_num_key_heads": 4}, mtp=1),
+    Row("tp4-sp-two-kv-heads", 4, _TP4_SP, model={"linear_num_key_heads": 4}, mtp=1),
+    # Four ranks for one head, as eight have for two.
+    Row("tp4-sp-one-kv-head", 4, _TP4_SP, model={**_ONE_KV_HEAD, "linear_num_key_heads": 4}, mtp=1),
     Row("tp2-cp2-one-kv-head-gather", 4, {**_TP, **_CP, **_GATHERED}, model=_ONE_KV_HEAD),
     Row("tp2-cp2-one-kv-head-heads", 4, {**_TP, **_CP, **_BY_HEADS}, model=_ONE_KV_HEAD),
     Row("tp2-cp2-heads-heads-mtp1", 4, {**_TP, **_CP, **_BY_HEADS}, model={"linear_num_key_heads": 4}, mtp=1),
