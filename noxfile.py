@@ -232,7 +232,7 @@ def lock(session: nox.Session) -> None:
 
 @nox.session(python=PYTHON)
 def docs(session: nox.Session) -> None:
-    """Writes the pages of docs/ that are generated from the files that they describe."""
+    """Writes the pages of docs/ that are generated from what they describe; builds the site, in .site/html."""
     sync_workspace(session)
     session.install("--no-config", "-e", "packages/relax-npu")
     session.run("python", "scripts/versions.py", "--write")
@@ -240,3 +240,17 @@ def docs(session: nox.Session) -> None:
     session.run("python", "scripts/weight_map.py", "--write")
     session.run("python", "scripts/recipes.py", "--write")
     session.run("python", "scripts/algorithms_page.py", "--write")
+    site(session)
+
+
+@nox.session(python=PYTHON, tags=["check"])
+def pages(session: nox.Session) -> None:
+    """The site out of all pages, in .site/html; a link that leads nowhere ends it."""
+    site(session)
+
+
+def site(session: nox.Session) -> None:
+    """Copies the pages and builds the site strictly."""
+    session.install("--no-config", "mkdocs==1.6.1")
+    session.run("python", "scripts/site_pages.py")
+    session.run("mkdocs", "build", "--strict", "--quiet")
