@@ -232,7 +232,7 @@ def lock(session: nox.Session) -> None:
 
 @nox.session(python=PYTHON)
 def docs(session: nox.Session) -> None:
-    """Writes the pages of docs/ that are generated from what they describe; builds the site, in .site/html."""
+    """Writes the pages of docs/ that are generated; builds the site of all pages, in .site/html."""
     sync_workspace(session)
     session.install("--no-config", "-e", "packages/relax-npu")
     session.run("python", "scripts/versions.py", "--write")
