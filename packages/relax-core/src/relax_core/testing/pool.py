@@ -35,7 +35,7 @@ class RankPool:
         timeout_s: of one job, and of every collective in it; may be changed between jobs.
     """
 
-    def __init__(self, size: int, *, device: str = "cpu", timeout_s: float = 120) -> None:
+    def __init__(self, size: int, *, device: str = "cpu", timeout_s: float = 400) -> None:
         self.size = size
         self.device = device
         self.timeout_s = timeout_s
