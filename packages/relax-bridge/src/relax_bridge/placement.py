@@ -17,6 +17,7 @@ from relax_bridge.transforms import Run, Shape
 
 _EMBEDDING = "embedding."
 _HEAD = "output_layer.weight"
+_TOWER = "visual."
 _LAST_STAGE = ("decoder.final_layernorm.", "output_layer.", "mtp.")
 
 
@@ -186,6 +187,8 @@ class Placement:
             return ()
         if row.megatron.startswith(_LAST_STAGE):
             return (last,)
+        if row.megatron.startswith(_TOWER):
+            return (_Home(0, 0),)
         if not row.megatron.startswith(_EMBEDDING):
             raise BridgeError(f"{row.megatron}: no rule says on which pipeline stage it lies")
         homes = [_Home(0, 0)]

@@ -7,7 +7,15 @@ import json
 
 import pytest
 import torch
-from relax_bridge import Checkpoint, Layout, MtpMismatchError, Placement, model_map, write_checkpoint
+from relax_bridge import (
+    Checkpoint,
+    ConfigError,
+    Layout,
+    MtpMismatchError,
+    Placement,
+    model_map,
+    write_checkpoint,
+)
 from relax_bridge.models.published import OTHERS, PUBLISHED
 from safetensors.torch import load_file, save_file
 
@@ -177,6 +185,13 @@ def test_the_vision_class_differs_by_its_tower_alone(kind):
     assert the_map.hf_shapes() == {name: shape for name, shape in want.items() if name not in tower}
     assert tower
     assert all(name.startswith("model.visual.") for name in tower)
+    whole = model_map(json.loads(config.to_json_string(use_diff=False)), vision=True)
+    assert whole.hf_shapes() == want
+    assert not any(whole.passes_through(name) for name in want)
+    placed = Placement(whole, Layout(tensor=2, pipeline=2))
+    there = {shard.name for rank in (0, 1) for shard in placed.shards(rank) if "visual" in shard.name}
+    assert there == {name.removeprefix("model.") for name in tower}
+    assert not any("visual" in shard.name for rank in (2, 3) for shard in placed.shards(rank))
 
 
 @pytest.mark.parametrize("kind", ["Qwen3", "Qwen3Moe", "Qwen3Next", "Qwen3_5Moe"])
@@ -267,6 +282,13 @@ def test_a_changed_weight_arrives_in_transformers_and_nothing_else_moves(saved, 
     assert moved == {"model.layers.1.self_attn.q_proj.weight": [40]}
 
 
+def test_a_text_model_and_a_table_without_a_tower_refuse_one(tiny_config):
+    with pytest.raises(ConfigError, match="it is a text model, without a tower"):
+        model_map(tiny_config(), vision=True)
+    with pytest.raises(ConfigError, match="the weight map of 'qwen3' has no vision tower"):
+        model_map(OTHERS["Qwen3-8B"], vision=True)
+
+
 def test_a_model_that_transformers_saved_again_has_lost_its_mtp_layer(saved, tmp_path):
     _, source = saved
     transformers.Qwen3_5ForCausalLM.from_pretrained(source.path).save_pretrained(tmp_path / "again")
@@ -296,6 +318,14 @@ def test_the_text_part_of_a_vision_checkpoint_loads_and_its_export_stays_one(tmp
     there = dict(the_map.import_tensors(vl))
     out = write_checkpoint(tmp_path / "out", the_map.export_tensors(there, like=vl), like=vl)
     assert load_file(out / "model.safetensors").keys() == set(vl.names)
+    whole = model_map(vl.config, names=vl.names, vision=True)
+    held = dict(whole.import_tensors(vl))
+    assert held.keys() - there.keys() == {n.removeprefix("model.") for n in vl.names if ".visual." in n}
+    held["visual.merger.linear_fc2.bias"] = held["visual.merger.linear_fc2.bias"] + 1
+    write_checkpoint(tmp_path / "whole", whole.export_tensors(held, like=vl), like=vl)
+    changed = load_file(tmp_path / "whole" / "model.safetensors")
+    moved = {name for name in vl.names if not torch.equal(changed[name], vl.tensor(name))}
+    assert moved == {"model.visual.merger.linear_fc2.bias"}
     text = transformers.Qwen3_5ForCausalLM.from_pretrained(tmp_path / "vl")
     text.save_pretrained(tmp_path / "text")
     saved_text = Checkpoint.open(tmp_path / "text")

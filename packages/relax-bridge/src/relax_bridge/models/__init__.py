@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from inspect import signature
 from typing import Any
 
 from relax_bridge.errors import ConfigError
@@ -12,7 +13,11 @@ GROUP = "relax_bridge.models"
 
 
 def model_map(
-    config: Mapping[str, Any], *, names: Iterable[str] | None = None, mtp_layers: int | None = None
+    config: Mapping[str, Any],
+    *,
+    names: Iterable[str] | None = None,
+    mtp_layers: int | None = None,
+    vision: bool = False,
 ) -> ModelMap:
     """The weight map of a model, by entry point group `relax_bridge.models`.
 
@@ -21,6 +26,7 @@ def model_map(
         names: the checkpoint's tensor names, where known: they settle what the config leaves open (the
             prefix `model.` or `model.language_model.`).
         mtp_layers: the number of multi-token-prediction layers of the *model*; by default the config's.
+        vision: whether the model holds the vision tower; without it a checkpoint's tower is left alone.
 
     Raises:
         ConfigError: no `model_type`, no table for it, or a config the table cannot describe.
@@ -31,7 +37,11 @@ def model_map(
         known = ", ".join(sorted(found)) or "none (is relax-bridge installed?)"
         raise ConfigError(f"no weight map for model_type {kind!r}; installed: {known}")
     build: Callable[..., ModelMap] = found[kind].load()
-    return build(config, names=names, mtp_layers=mtp_layers)
+    if not vision:
+        return build(config, names=names, mtp_layers=mtp_layers)
+    if "vision" not in signature(build).parameters:
+        raise ConfigError(f"the weight map of {kind!r} has no vision tower")
+    return build(config, names=names, mtp_layers=mtp_layers, vision=True)
 
 
 @cache

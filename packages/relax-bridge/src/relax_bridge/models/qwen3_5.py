@@ -5,33 +5,40 @@ transformers' `Qwen3_5ForCausalLM`, `Qwen3_5MoeForCausalLM` and their vision cla
 `mtp.*`; megatron-core's on the other side.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from relax_bridge.model_map import ModelMap
 from relax_bridge.models import blocks
 from relax_bridge.models.reading import Source, layer_kinds, positions
+from relax_bridge.models.vision import VISION, tower_of
 from relax_bridge.table import Place, Row
-
-VISION = "model.visual."
 
 
 def build(
-    config: Mapping[str, Any], *, names: Iterable[str] | None = None, mtp_layers: int | None = None
+    config: Mapping[str, Any],
+    *,
+    names: Iterable[str] | None = None,
+    mtp_layers: int | None = None,
+    vision: bool = False,
 ) -> ModelMap:
     """The map of one Qwen3.5 dense model (see `relax_bridge.model_map` for the arguments)."""
-    return _build(Source.of(config, names, mtp_layers), moe=False)
+    return _build(Source.of(config, names, mtp_layers), moe=False, tower=tower_of(config) if vision else ())
 
 
 def build_moe(
-    config: Mapping[str, Any], *, names: Iterable[str] | None = None, mtp_layers: int | None = None
+    config: Mapping[str, Any],
+    *,
+    names: Iterable[str] | None = None,
+    mtp_layers: int | None = None,
+    vision: bool = False,
 ) -> ModelMap:
     """The map of one Qwen3.5 MoE model (see `relax_bridge.model_map` for the arguments)."""
-    return _build(Source.of(config, names, mtp_layers), moe=True)
+    return _build(Source.of(config, names, mtp_layers), moe=True, tower=tower_of(config) if vision else ())
 
 
-def _build(source: Source, *, moe: bool) -> ModelMap:
+def _build(source: Source, *, moe: bool, tower: Sequence[Row]) -> ModelMap:
     vocab, hidden, layers, heads, groups, dim = source.sizes(
         "vocab_size",
         "hidden_size",
@@ -71,7 +78,7 @@ def _build(source: Source, *, moe: bool) -> ModelMap:
         inner = blocks.mtp_layers(source.mtp_layers)
         rows += blocks.mtp_entrance(source.mtp_layers, hidden)
         rows += [*blocks.norms(inner, hidden), *attention(inner), *mlp(inner, hidden)]
-    return ModelMap(source.kind, tuple(rows), (VISION,), source.mtp_layers)
+    return ModelMap(source.kind, (*rows, *tower), () if tower else (VISION,), source.mtp_layers)
 
 
 def _dense(source: Source, at: Place, hidden: int) -> list[Row]:

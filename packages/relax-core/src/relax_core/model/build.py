@@ -1,5 +1,6 @@
 """`build_model` and `build_chunks`: the one way to make a model, or this rank's share of it."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -83,9 +84,15 @@ def build_chunks(
         raise RuntimeError("call relax_core.device.initialise(...) before building a model")
     parallel = parallel or ParallelConfig()
     if critic:
-        model = replace(model, mtp_layers=0, tied=False)
+        model = replace(model, mtp_layers=0, tied=False, vision=None)
     stage_layers(model.num_layers, parallel)
     refuse_idle_targets(model, lora)
+    if model.vision and model.mtp_layers and parallel.pipeline > 1:
+        raise ValueError(
+            f"parallel.pipeline is {parallel.pipeline} and the model has a vision tower and draft layers: "
+            "these lie on the last stage and would need what the tower saw on the first; set "
+            "parallel.pipeline to 1, mtp.layers to 0 or model.vision to absent"
+        )
     chunks = []
     for chunk in range(parallel.pipeline_chunks):
         stage = chunk if parallel.pipeline_chunks > 1 else None
@@ -108,3 +115,10 @@ def build_chunks(
         if config.lora is not None:
             train_adapters_alone(chunks[-1], seed=seed)
     return chunks
+
+
+def freeze_tower(chunks: Sequence[Qwen35Model]) -> None:
+    """Keeps the vision tower, on whichever stage it is, as it stands; before the trainer is made."""
+    for chunk in chunks:
+        if chunk.visual is not None:
+            chunk.visual.requires_grad_(False)

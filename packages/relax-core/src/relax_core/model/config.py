@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
+from relax_core.model.vision.config import VisionConfig, problems_of
+
 LayerType = Literal["linear_attention", "full_attention"]
 _LAYER_TYPES = ("linear_attention", "full_attention")
 
@@ -38,6 +40,8 @@ class Qwen35Config:
         experts: routed experts of every layer, MTP layers included; 0 is a dense model.
         experts_per_token: routed experts that each token visits, their weights normalised.
         shared_ffn_size: features inside the shared expert.
+        vision: sizes of the vision tower; None is a text model.
+        rope_sections: feature pairs that turn by a token's frame, row and column; None is a text model.
     """
 
     vocab_size: int
@@ -61,6 +65,8 @@ class Qwen35Config:
     experts: int = 0
     experts_per_token: int = 0
     shared_ffn_size: int = 0
+    vision: VisionConfig | None = None
+    rope_sections: tuple[int, int, int] | None = None
 
     @property
     def num_layers(self) -> int:
@@ -68,18 +74,20 @@ class Qwen35Config:
         return len(self.layer_types)
 
     @classmethod
-    def from_hf(cls, config: Mapping[str, Any]) -> "Qwen35Config":
+    def from_hf(cls, config: Mapping[str, Any], *, vision: bool = False) -> "Qwen35Config":
         """Reads the content of a `config.json` of model type `qwen3_5_text` or `qwen3_5_moe_text`.
 
-        Of a model with vision (`qwen3_5`, `qwen3_5_moe`, as published) the text model is read; what sees is
-        not built.
+        Of a model with vision (`qwen3_5`, `qwen3_5_moe`, as published) the text model is read, and with
+        `vision` the tower as well.
 
         Raises:
             UnsupportedModelError: listing every setting that this trainer does not build (quantised
                 weights, other rotary types, biases, dropout, ...) and what is allowed instead.
         """
-        config = text_part(config)
+        outer, config = config, text_part(config)
         problems = list(_unsupported(config))
+        if vision:
+            problems += _wrong_vision(outer, config)
         if problems:
             raise UnsupportedModelError(
                 "this checkpoint's config.json cannot be trained here:\n  - " + "\n  - ".join(problems)
@@ -109,6 +117,8 @@ class Qwen35Config:
             experts=int(config["num_experts"]) if moe else 0,
             experts_per_token=int(config["num_experts_per_tok"]) if moe else 0,
             shared_ffn_size=int(config["shared_expert_intermediate_size"]) if moe else 0,
+            vision=VisionConfig.read(outer["vision_config"]) if vision else None,
+            rope_sections=_sections(config) if vision else None,
         )
 
 
@@ -260,6 +270,30 @@ def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     tied = {"tie_word_embeddings": config.get("tie_word_embeddings", False)}
     outer = {key: config[key] for key in ("quantization_config",) if key in config}
     return {"model_type": f"{kind}_text", **text, **tied, **outer}
+
+
+def _wrong_vision(outer: Mapping[str, Any], text: Mapping[str, Any]) -> Sequence[str]:
+    """What keeps the tower from being built."""
+    tower = outer.get("vision_config")
+    if not isinstance(tower, Mapping):
+        return ["there is no vision_config: this is a text model; set model.vision to absent"]
+    found = list(problems_of(tower, text))
+    if type(outer.get("image_token_id")) is not int:
+        found.append("image_token_id is missing: it says which token stands for a piece of a picture")
+    sections = _sections(text)
+    head_dim = text.get("head_dim") or text.get("hidden_size", 0) // (text.get("num_attention_heads") or 1)
+    pairs = int(head_dim * float(_rope(text).get("partial_rotary_factor", 0.25))) // 2
+    if len(sections) != 3 or sum(sections) != pairs:
+        found.append(
+            f"rope_parameters.mrope_section is {list(sections)}: it must be three numbers whose sum is the "
+            f"{pairs} rotated pairs of a head"
+        )
+    return found
+
+
+def _sections(config: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Pairs of the multi-section rotary positions; those of transformers where a config names none."""
+    return cast("tuple[int, int, int]", tuple(_rope(config).get("mrope_section") or (11, 11, 10)))
 
 
 def _is_moe(config: Mapping[str, Any]) -> bool:

@@ -38,10 +38,21 @@ class PackedContext(PackedSeqParams):  # type: ignore[misc]
         rotary_dim: int,
         rope_base: float,
         routing: RoutingPass | None = None,
+        positions_3T: torch.Tensor | None = None,
+        sections: tuple[int, int, int] | None = None,
     ) -> "PackedContext":
-        """The context of `layout`; the angles of this rank's part are float32 [T, rotary_dim] on `device`."""
-        positions_T = upload(layout.local(layout.position_ids_T), device)
-        cos_TR, sin_TR = rotary_cos_sin(positions_T, dim=rotary_dim, base=rope_base)
+        """The context of `layout`; the angles of this rank's part are float32 [T, rotary_dim] on `device`.
+
+        `positions_3T` of the whole row and the `sections` of feature pairs that they turn take the place of
+        the layout's own positions in a row with pictures.
+        """
+        if positions_3T is None:
+            positions, sections = layout.local(layout.position_ids_T), None
+        else:
+            positions = layout.local(positions_3T.T).T.contiguous()
+        cos_TR, sin_TR = rotary_cos_sin(
+            upload(positions, device), dim=rotary_dim, base=rope_base, sections=sections
+        )
         return cls(qkv_format="thd", layout=layout, cos_TR=cos_TR, sin_TR=sin_TR, routing=routing)
 
 

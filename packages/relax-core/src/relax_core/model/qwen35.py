@@ -1,6 +1,7 @@
 """`Qwen35Model`: embedding, trunk, output head and draft layers of Qwen3.5 on Megatron.
 
-Axes: T packed positions, 1 (Megatron's batch axis), S scored positions, D hidden, V vocabulary.
+Axes: T packed positions, 1 (Megatron's batch axis), S scored positions, D hidden, V vocabulary, M tokens of
+all pictures of a row.
 """
 
 from collections.abc import Sequence
@@ -30,7 +31,9 @@ from relax_core.model.mtp import MultiTokenPrediction
 from relax_core.model.mtp_config import MtpConfig
 from relax_core.model.packed import PackedContext
 from relax_core.model.spec import trunk_spec
+from relax_core.model.vision.tower import VisionTower
 from relax_core.packing import PackedLayout
+from relax_core.packing.pictures import RowPictures
 
 
 class Qwen35Model(LanguageModule):  # type: ignore[misc]
@@ -74,6 +77,9 @@ class Qwen35Model(LanguageModule):  # type: ignore[misc]
             self.embedding = LanguageModelEmbedding(
                 config, model.vocab_size, max_sequence_length=0, position_embedding_type="rope"
             )
+        self.visual: VisionTower | None = None
+        if pre_process and model.vision is not None:
+            self.visual = VisionTower(config, model.vision)
         offset = get_transformer_layer_offset(config, vp_stage)
         layers = range(offset, offset + get_num_layers_to_build(config, vp_stage))
         self.decoder = TransformerBlock(
@@ -131,7 +137,12 @@ class Qwen35Model(LanguageModule):  # type: ignore[misc]
         self.decoder.set_input_tensor(input_tensor)
 
     def forward(
-        self, tokens_T: torch.Tensor, layout: PackedLayout, *, balance: LoadBalance | None = None
+        self,
+        tokens_T: torch.Tensor,
+        layout: PackedLayout,
+        *,
+        balance: LoadBalance | None = None,
+        pictures: RowPictures | None = None,
     ) -> torch.Tensor:
         """Hidden states [T, D] of packed tokens, after the final norm.
 
@@ -143,12 +154,20 @@ class Qwen35Model(LanguageModule):  # type: ignore[misc]
             layout: where the samples lie.
             balance: of this optimizer step, in a model with experts: their use is counted, and the gradient
                 of its loss is added to that of the hidden states.
+            pictures: of the whole row, None if it has none; the tower is run on them.
+
+        Raises:
+            ValueError: there are pictures and the model has no tower.
         """
-        hidden_T1D = self._embed(tokens_T) if self.pre_process else None
+        if pictures is not None and self.model_config.vision is None:
+            raise ValueError("the samples have pictures, and the model was built without its vision tower")
+        hidden_T1D = None
+        if self.pre_process:
+            hidden_T1D = self._see(self._embed(tokens_T), layout, pictures)
         hidden_T1D = self.decoder(
             hidden_states=hidden_T1D,
             attention_mask=None,
-            packed_seq_params=self._context(layout, tokens_T.device, balance),
+            packed_seq_params=self._context(layout, tokens_T.device, balance, pictures),
         )
         if not self.post_process:
             return cast(torch.Tensor, hidden_T1D)
@@ -161,6 +180,7 @@ class Qwen35Model(LanguageModule):  # type: ignore[misc]
         layout: PackedLayout,
         *,
         balance: LoadBalance | None = None,
+        pictures: RowPictures | None = None,
     ) -> list[torch.Tensor]:
         """Hidden states [T, D] of every draft depth; depth k predicts the token k + 2 places ahead.
 
@@ -174,10 +194,16 @@ class Qwen35Model(LanguageModule):  # type: ignore[misc]
                 where there is none: `layout.shift(tokens_T, k + 1)` where the rank has the whole row.
             layout: the same layout.
             balance: the same.
+            pictures: the same, after `forward`: a picture's token ahead is seen as the trunk saw it.
         """
         if not self.mtp_process:
             return []
         embeddings = [self._embed(tokens_T) for tokens_T in ahead_T]
+        if pictures is not None:
+            embeddings = [
+                self._place(embedding_T1D, layout, pictures, ahead)
+                for ahead, embedding_T1D in enumerate(embeddings, start=1)
+            ]
         if self.mtp_config.detach_embedding:
             embeddings = [embedding_T1D.detach() for embedding_T1D in embeddings]
         if self.mtp_config.detach_trunk:
@@ -185,7 +211,8 @@ class Qwen35Model(LanguageModule):  # type: ignore[misc]
         hidden_T1D = hidden_TD.unsqueeze(1)
         if self.config.sequence_parallel:
             hidden_T1D = scatter_to_sequence_parallel_region(hidden_T1D, group=self.tp_group)
-        hidden = self.mtp(embeddings, hidden_T1D, self._context(layout, hidden_TD.device, balance))
+        context = self._context(layout, hidden_TD.device, balance, pictures)
+        hidden = self.mtp(embeddings, hidden_T1D, context)
         return [self._gathered(hidden_T1D) for hidden_T1D in hidden]
 
     def token_logprobs(
@@ -250,8 +277,35 @@ class Qwen35Model(LanguageModule):  # type: ignore[misc]
             embedded_T1D.requires_grad_()
         return embedded_T1D
 
+    def _see(
+        self, hidden_T1D: torch.Tensor, layout: PackedLayout, pictures: RowPictures | None
+    ) -> torch.Tensor:
+        """Embeddings with what the tower sees in the place of picture tokens."""
+        if self.visual is None:
+            return hidden_T1D
+        if pictures is None:
+            learns = self.visual.trained and torch.is_grad_enabled()
+            return hidden_T1D + self.visual.nothing() if learns else hidden_T1D
+        with torch.set_grad_enabled(self.visual.trained and torch.is_grad_enabled()):
+            pictures.seen_MD = self.visual(pictures.patches_PF, pictures.grids)
+        return self._place(hidden_T1D, layout, pictures, 0)
+
+    def _place(
+        self, hidden_T1D: torch.Tensor, layout: PackedLayout, pictures: RowPictures, ahead: int
+    ) -> torch.Tensor:
+        """What the tower saw, put where the token `ahead` places on is a picture's."""
+        assert pictures.seen_MD is not None, "the trunk's pass comes first"
+        piece = (self.tp_group.rank(), self.tp_group.size()) if self.config.sequence_parallel else (0, 1)
+        places, tokens = pictures.placed(layout, ahead, hidden_T1D.device, piece=piece)
+        seen_M1D = pictures.seen_MD[tokens].unsqueeze(1).to(hidden_T1D.dtype)
+        return hidden_T1D.index_copy(0, places, seen_M1D)
+
     def _context(
-        self, layout: PackedLayout, device: torch.device, balance: LoadBalance | None
+        self,
+        layout: PackedLayout,
+        device: torch.device,
+        balance: LoadBalance | None,
+        pictures: RowPictures | None,
     ) -> PackedContext:
         model = self.model_config
         spread = self.tp_group if self.config.sequence_parallel else None
@@ -261,6 +315,8 @@ class Qwen35Model(LanguageModule):  # type: ignore[misc]
             rotary_dim=model.rotary_dim,
             rope_base=model.rope_base,
             routing=balance.begin(layout, spread) if balance and model.experts else None,
+            positions_3T=None if pictures is None else pictures.positions_3T,
+            sections=model.rope_sections,
         )
 
     def _set_attention_backend(self) -> None:

@@ -26,6 +26,7 @@ class Row:
         objective: "sft", "policy" (GRPO with importance ratio, KL, entropy, maxima), an algorithm's name,
             or "value": the critic's loss, on a critic.
         lora: settings of `LoraConfig`; adapters then start from random numbers.
+        pictures: whether the model has a vision tower, trained or frozen, and samples have pictures.
         precision: "fp32", or "bf16" on accelerators.
         quick: whether the ordinary tests run it; `nox -s parity` runs all.
     """
@@ -42,6 +43,7 @@ class Row:
     balance: float = 0.0
     objective: str = "sft"
     lora: Mapping[str, Any] = field(default_factory=dict)
+    pictures: Literal["none", "frozen", "trained"] = "none"
     precision: Literal["fp32", "bf16"] = "fp32"
     quick: bool = False
 

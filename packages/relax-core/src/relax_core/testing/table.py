@@ -87,6 +87,24 @@ ROWS: tuple[Row, ...] = (
     # Pieces of a few tokens: states and convolutions reach over several ranks.
     Row("cp4-gather", 4, {"context": 4, **_GATHERED}, quick=True),
     Row("cp4-heads-mtp1", 4, {"context": 4, **_BY_HEADS}, mtp=1),
+    # Pictures: every rank computes those of its row, and has the gradient of its own tokens.
+    Row("pictures-micro-batches", 1, trainer=_SMALL, mtp=1, draft=_JOINED, pictures="trained"),
+    Row("pictures-tp2-mtp1", 2, _TP, mtp=1, draft=_JOINED, pictures="trained"),
+    Row("pictures-tp2-sp-mtp1", 2, _SP, mtp=1, draft=_JOINED, pictures="trained", quick=True),
+    Row("pictures-tp2-sp-full-frozen", 2, _SP, trainer=_FULL, pictures="frozen"),
+    Row("pictures-cp2-mtp1", 2, _CP, mtp=1, draft=_JOINED, pictures="trained", quick=True),
+    Row(
+        "pictures-cp2-gather-state-full",
+        2,
+        {**_CP, **_GATHERED, **_BY_STATE},
+        trainer=_FULL,
+        pictures="trained",
+    ),
+    Row("pictures-pp2-tied", 2, _PP, model=_TIED, pictures="trained"),
+    Row("pictures-pp2-chunks2", 2, _INTERLEAVED, pictures="trained"),
+    Row("pictures-dp2-overlap-both", 2, trainer=_OVERLAP_BOTH, mtp=1, pictures="trained"),
+    Row("pictures-moe-ep2", 2, _EP, family="moe", balance=0.01, mtp=1, pictures="trained"),
+    Row("pictures-tp2-sp-cp2", 4, {**_SP, **_CP}, mtp=1, draft=_JOINED, pictures="trained"),
     # More tensor-parallel ranks than key/value heads.
     Row("tp2-one-kv-head", 2, _TP, model=_ONE_KV_HEAD, mtp=1, quick=True),
     Row("tp2-sp-one-kv-head-selective", 2, _SP, model=_ONE_KV_HEAD, trainer=_SELECTIVE),

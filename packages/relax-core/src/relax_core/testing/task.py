@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from relax_bridge import Checkpoint, model_map, write_checkpoint
 
+from relax_core.data.picture import Picture
 from relax_core.model.placement import AdapterEntry, Part, tensor_ranks
+from relax_core.packing.pictures import PlacedPicture
 from relax_core.testing.row import Row
 from relax_core.trainer.sample import Sample
 
@@ -58,7 +60,48 @@ def model_config(row: Row) -> dict[str, Any]:
             "moe_intermediate_size": 20,
             "shared_expert_intermediate_size": 24,
         }
-    return config | dict(row.model)
+    config |= dict(row.model)
+    return config if row.pictures == "none" else _with_tower(config)
+
+
+_IMAGE_TOKEN = 90
+
+
+def _with_tower(text: dict[str, Any]) -> dict[str, Any]:
+    """The config of a model with vision around that of its text model."""
+    text["rope_parameters"]["mrope_section"] = [2, 1, 1]
+    return {
+        "model_type": text["model_type"].removesuffix("_text"),
+        "tie_word_embeddings": text["tie_word_embeddings"],
+        "image_token_id": _IMAGE_TOKEN,
+        "text_config": text,
+        "vision_config": {
+            "depth": 2,
+            "hidden_size": 24,
+            "intermediate_size": 20,
+            "num_heads": 2,
+            "in_channels": 3,
+            "patch_size": 2,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "out_hidden_size": 32,
+            "num_position_embeddings": 16,
+        },
+    }
+
+
+def _pictures(length: int, generator: torch.Generator) -> tuple[PlacedPicture, ...]:
+    """One picture in a sample of some length, two in a long one; none in others."""
+    grids = [(1, 2, 2)] if length < 5 else [(1, 4, 2)] if length < 20 else [(1, 2, 6), (1, 4, 6)]
+    placed, at = [], 1
+    for grid in grids:
+        patches = torch.randn(grid[1] * grid[2], 24, generator=generator).numpy()
+        picture = Picture.of(patches, grid, merge=2, channels=3, frames=2)
+        if at + picture.tokens > length or length % 4 == 0:
+            break
+        placed.append(PlacedPicture(picture, at))
+        at += picture.tokens + 2
+    return tuple(placed)
 
 
 def step_samples(row: Row) -> list[list[Sample]]:
@@ -84,7 +127,11 @@ def step_samples(row: Row) -> list[list[Sample]]:
                 "value": column(length) * 0.3,
                 "value_target": column(length),
             }
-            samples.append(Sample(tokens_L, mask_L, group // 2, {} if row.objective == "sft" else columns))
+            pictures = () if row.pictures == "none" else _pictures(length, generator)
+            for one in pictures:
+                tokens_L[one.start : one.start + one.picture.tokens] = _IMAGE_TOKEN
+            columns = {} if row.objective == "sft" else columns
+            samples.append(Sample(tokens_L, mask_L, group // 2, columns, pictures))
         steps.append(samples)
     return steps
 
@@ -92,7 +139,7 @@ def step_samples(row: Row) -> list[list[Sample]]:
 @contextmanager
 def initial_checkpoint(config: dict[str, Any]) -> Iterator[Checkpoint]:
     """A checkpoint of a config with `full_weights`, as long as the block lasts."""
-    table = model_map(config)
+    table = model_map(config, vision="vision_config" in config)
     tensors = table.export_tensors(full_weights(table.megatron_shapes()))
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder)

@@ -17,7 +17,7 @@ from relax_core.loop.objectives import PolicyObjective, SftObjective
 from relax_core.loop.preferences import PreferenceObjective
 from relax_core.loop.values import ValueObjective
 from relax_core.model import MtpConfig, Qwen35Config
-from relax_core.model.build import build_chunks
+from relax_core.model.build import build_chunks, freeze_tower
 from relax_core.model.critic import copy_trunk
 from relax_core.model.lora_config import LoraConfig
 from relax_core.model.placement import Placement
@@ -85,7 +85,7 @@ def make_trainer(row: Row, world: World) -> tuple[Trainer, Placement]:
     lora = LoraConfig(**row.lora)
     build = partial(
         build_chunks,
-        Qwen35Config.from_hf(facts),
+        Qwen35Config.from_hf(facts, vision=row.pictures != "none"),
         parallel,
         dtype=torch.bfloat16 if row.precision == "bf16" else torch.float32,
         recompute=config.recompute,
@@ -94,7 +94,9 @@ def make_trainer(row: Row, world: World) -> tuple[Trainer, Placement]:
         lora=lora,
     )
     chunks = build()
-    placement = Placement(model_map(facts), lora)
+    if row.pictures == "frozen":
+        freeze_tower(chunks)
+    placement = Placement(model_map(facts, vision=row.pictures != "none"), lora)
     with initial_checkpoint(facts) as checkpoint:
         placement.load(chunks, checkpoint)
     if row.objective == "value":

@@ -48,7 +48,7 @@ def draft_terms(
     if batch.row_places_T is not None:
         trunk_T = ranks.whole_row(trunk_T, batch.row_places_T)
     tokens = [draft.tokens_T for draft in batch.drafts]
-    hidden = model.mtp_hidden(hidden_TD, tokens, batch.layout, balance=balance)
+    hidden = model.mtp_hidden(hidden_TD, tokens, batch.layout, balance=balance, pictures=batch.pictures)
     for depth, (draft, draft_TD) in enumerate(zip(batch.drafts, hidden, strict=True)):
         logprob_P = model.token_logprobs(
             draft_TD[draft.positions_P],

@@ -12,6 +12,7 @@ from relax_kernels import upload
 from torch import Tensor
 
 from relax_core.packing import PackedLayout
+from relax_core.packing.pictures import PlacedPicture, RowPictures
 from relax_core.packing.zigzag import zigzag_order
 
 
@@ -24,12 +25,14 @@ class Sample:
         mask_L: float32 [L]; above 0 where the token is a target of the loss. The first token never is one.
         group: samples of one prompt share it.
         columns: further float32 [L] values by name (advantage, old_logprob, ...), read where the mask is set.
+        pictures: in the order of their tokens, which do not overlap.
     """
 
     tokens_L: Tensor
     mask_L: Tensor
     group: int = 0
     columns: Mapping[str, Tensor] = field(default_factory=dict)
+    pictures: tuple[PlacedPicture, ...] = ()
 
     def __post_init__(self) -> None:
         length = len(self.tokens_L)
@@ -40,6 +43,15 @@ class Sample:
             raise ValueError(
                 "a sample needs a token, and its first token cannot be a target: nothing predicts it"
             )
+
+        end = 0
+        for number, one in enumerate(self.pictures):
+            if not end <= one.start <= length - one.picture.tokens:
+                raise ValueError(
+                    f"picture {number} has {one.picture.tokens} tokens from place {one.start}: they must lie "
+                    f"between place {end}, where the one before ends, and the sample's end {length}"
+                )
+            end = one.start + one.picture.tokens
 
     def with_columns(self, **columns: Tensor) -> "Sample":
         """The same sample with further columns."""
@@ -79,6 +91,7 @@ class MicroBatch:
         drafts: one per draft depth.
         sequence_S: int64 [S], which member each predicted token belongs to.
         predicted_S: int64 [S] on the host, where in the whole row the predicted tokens lie.
+        pictures: of the whole row, None if it has none.
         row_places_T: int64, where in the whole row the parts of all context-parallel ranks lie, in rank
             order; None if this rank has the whole row, or no draft layer needs it.
     """
@@ -93,6 +106,7 @@ class MicroBatch:
     sequence_S: Tensor
     predicted_S: Tensor
     row_places_T: Tensor | None
+    pictures: RowPictures | None = None
 
     @classmethod
     def pack(
@@ -152,6 +166,7 @@ class MicroBatch:
                 if context_size > 1 and draft_depths
                 else None
             ),
+            pictures=RowPictures.pack(layout, [s.pictures for s in chosen], device),
         )
 
 

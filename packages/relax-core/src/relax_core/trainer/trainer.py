@@ -188,7 +188,12 @@ class Trainer:
         def forward(batches: Iterator[MicroBatch], model: Any) -> tuple[Tensor, Callable[..., Any]]:
             batch = next(batches)
             with torch.set_grad_enabled(torch.is_grad_enabled() and not self.mtp.only):
-                hidden = model(batch.tokens_T, batch.layout, balance=balance if batch.members else None)
+                hidden = model(
+                    batch.tokens_T,
+                    batch.layout,
+                    balance=balance if batch.members else None,
+                    pictures=batch.pictures,
+                )
             return hidden, partial(loss, batch=batch)
 
         reports: list[Mapping[str, Tensor]] = get_forward_backward_func()(
@@ -238,7 +243,9 @@ class Trainer:
         tokens = [draft.tokens_T for draft in batch.drafts]
         if tokens:
             counting = balance if batch.members else None
-            self.chunks[-1].mtp_hidden(hidden_TD, tokens, batch.layout, balance=counting)
+            self.chunks[-1].mtp_hidden(
+                hidden_TD, tokens, batch.layout, balance=counting, pictures=batch.pictures
+            )
         return hidden_TD.new_zeros(()), torch.zeros((), dtype=torch.int), {}
 
     def _loss(

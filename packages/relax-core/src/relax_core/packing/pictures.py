@@ -1,0 +1,117 @@
+"""`RowPictures`: the pictures of all samples of a packed row, and where their tokens lie.
+
+Axes: T packed positions of the whole row, L tokens of one sample, P patches, F numbers of a patch, M tokens
+of all pictures, D hidden.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from relax_kernels import upload
+from torch import Tensor
+
+from relax_core.data.picture import Grid, Picture
+from relax_core.packing.layout import PackedLayout
+
+
+@dataclass(frozen=True)
+class PlacedPicture:
+    """A picture of a sample, and the place of its first token there; its other tokens follow."""
+
+    picture: Picture
+    start: int
+
+
+@dataclass
+class RowPictures:
+    """Pictures back to back, in the order of their tokens.
+
+    Attributes:
+        patches_PF: float32, on the device.
+        grids: patches of each picture: frames, rows, columns.
+        member_T: int64 on the host, which picture token (0 to M - 1) a position of the whole row holds, -1
+            for text.
+        positions_3T: int64 on the host, frame, row and column position of every token in its sample.
+        seen_MD: what the tower made of them: the trunk's pass keeps it for the draft layers.
+    """
+
+    patches_PF: Tensor
+    grids: tuple[Grid, ...]
+    member_T: Tensor
+    positions_3T: Tensor
+    seen_MD: Tensor | None = field(default=None, compare=False)
+
+    @classmethod
+    def pack(
+        cls, layout: PackedLayout, pictures: Sequence[Sequence[PlacedPicture]], device: torch.device
+    ) -> "RowPictures | None":
+        """The pictures of the samples of `layout`, in its order; None if no sample has one."""
+        placed = [one for of_sample in pictures for one in of_sample]
+        if not placed:
+            return None
+        first, members, positions = 0, [], []
+        for length, of_sample in zip(layout.lengths, pictures, strict=True):
+            member_L = torch.full((length,), -1)
+            for one in of_sample:
+                tokens = one.picture.tokens
+                member_L[one.start : one.start + tokens] = torch.arange(first, first + tokens)
+                first += tokens
+            members.append(member_L)
+            positions.append(multi_positions(length, of_sample))
+        patches = torch.cat([torch.from_numpy(one.picture.patches()) for one in placed])
+        return cls(
+            upload(patches, device),
+            tuple(one.picture.grid for one in placed),
+            layout.pack(members, dtype=torch.int64, fill=-1),
+            torch.stack([layout.pack([p[row] for p in positions], dtype=torch.int64) for row in range(3)]),
+        )
+
+    def placed(
+        self, layout: PackedLayout, ahead: int, device: torch.device, *, piece: tuple[int, int] = (0, 1)
+    ) -> tuple[Tensor, Tensor]:
+        """Which of this rank's positions look `ahead` places onto a picture token, and onto which.
+
+        Args:
+            layout: of the row.
+            ahead: 0 for the tokens themselves.
+            device: of the result.
+            piece: (rank, ranks) among those that hold consecutive parts of this rank's share of the row.
+
+        Returns:
+            (positions, picture tokens), both int64 and of equal length.
+        """
+
+        def build() -> tuple[Tensor, Tensor]:
+            member_T = layout.shift(self.member_T, ahead, fill=-1) if ahead else self.member_T
+            member_T = layout.local(member_T).chunk(piece[1])[piece[0]]
+            positions = (member_T >= 0).nonzero().squeeze(1)
+            return upload(positions, device), upload(member_T[positions], device)
+
+        return layout.table(("pictures", ahead, piece, device), build)
+
+
+def multi_positions(length: int, pictures: Sequence[PlacedPicture]) -> Tensor:
+    """int64 [3, L]: position of every token by frame, row and column.
+
+    Text counts on by one in all three. A picture's tokens count their frames, rows and columns from where the
+    text before it ended, and the text behind goes on where the longer side ended (transformers'
+    `get_rope_index`).
+    """
+    parts, at, position = [], 0, 0
+    for one in pictures:
+        text = one.start - at
+        parts.append(_text(position, text))
+        position += text
+        frames, rows, columns = one.picture.grid
+        merge = one.picture.merge
+        sides = (frames, rows // merge, columns // merge)
+        axes = torch.meshgrid(*(torch.arange(side) for side in sides), indexing="ij")
+        parts.append(torch.stack([axis.flatten() for axis in axes]) + position)
+        position += max(sides[1:])
+        at = one.start + one.picture.tokens
+    return torch.cat([*parts, _text(position, length - at)], dim=1)
+
+
+def _text(start: int, count: int) -> Tensor:
+    return torch.arange(start, start + count).expand(3, -1)
