@@ -52,3 +52,11 @@ def test_what_a_call_raises_is_told_and_so_is_a_reward_that_is_not_there(reward)
 def test_memory_beyond_the_limit_fails_the_call_alone(reward):
     assert reward("large", memory_gib=0.5)["failed"].startswith("MemoryError")
     assert reward("large")["score"] == 2**31
+
+
+def test_a_tool_is_called_as_rewards_are():
+    call = RewardInput(
+        "", "relax_core.loop.environments.calculator:calculator", metadata={"expression": "6*7"}
+    )
+    told = judge("relax_core.loop.environments.worker:call_tool", call, 5.0, None)
+    assert (told["extracted"], told["error"]) == ("42", None)
