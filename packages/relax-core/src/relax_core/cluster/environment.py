@@ -13,8 +13,6 @@ _OWN = {
     # Ray ends processes once the machine's memory is nearly used up, whoever uses it.
     "RAY_memory_monitor_refresh_ms": "0",
     "RAY_gcs_server_request_timeout_seconds": "300",
-    # On a busy machine Ray's agents take longer to start than the 15 seconds after which it ends itself.
-    "RAY_agent_register_timeout_ms": "300000",
     # Ray starts a process for every CPU beforehand, and waits for them; a run starts those that it needs.
     "RAY_prestart_worker_first_driver": "0",
 }

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,37 +74,51 @@ def open_ray(config: ClusterConfig, *, cpus: int, weight_bytes: int) -> Iterator
 
 
 def _start(folder: Path, options: dict[str, Any], cpus: int, store_bytes: int) -> None:
-    port = _free_port()
-    place = {"_node_ip_address": _LOOPBACK, "_temp_dir": str(folder)}
-    with _environment(RAY_GCS_SERVER_PORT=str(port)):
+    """Tries until the patience is over: Ray gives itself 30 seconds, too few for a busy machine."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        port = _free_port()
         try:
-            ray.init(
-                address="local",
-                include_dashboard=False,
-                num_cpus=cpus,
-                object_store_memory=store_bytes,
-                **place,
-                **options,
-            )
+            with _environment(RAY_GCS_SERVER_PORT=str(port)):
+                ray.init(
+                    address="local",
+                    include_dashboard=False,
+                    num_cpus=cpus,
+                    object_store_memory=store_bytes,
+                    _node_ip_address=_LOOPBACK,
+                    _temp_dir=str(folder),
+                    **options,
+                )
             return
-        # Ray has no name of its own for this, and its 30 seconds are too few for a busy machine. What it
-        # has started goes on starting.
+        # Ray has no name of its own for this.
         except Exception as error:
             if "timed out during startup" not in str(error):
                 raise
-    _log.warning("Ray did not start within its 30 seconds: waiting for it")
-    deadline = time.monotonic() + _PATIENCE_S
-    while True:
+            reason = error
+        _log.warning("Ray did not start within its 30 seconds")
+        if _joined_late(folder, port, options, deadline):
+            return
+        _end_children(folder)
+        if time.monotonic() > deadline:
+            raise ClusterError(
+                f"Ray did not start within {_PATIENCE_S:g} seconds: {reason}. The machine is overloaded; run "
+                "less on it, or join a Ray that runs already by cluster.address"
+            ) from reason
+
+
+def _joined_late(folder: Path, port: int, options: dict[str, Any], deadline: float) -> bool:
+    """Whether what was started came up after all; its raylet ends itself where its helpers are too slow."""
+    while _runs(folder, "raylet") and time.monotonic() < deadline:
         try:
             ray.init(address=f"{_LOOPBACK}:{port}", _node_ip_address=_LOOPBACK, **options)
-            return
-        except Exception as error:
-            if time.monotonic() > deadline:
-                raise ClusterError(
-                    f"Ray did not start within {_PATIENCE_S:g} seconds: {error}. The machine is overloaded; "
-                    "run less on it, or join a Ray that runs already by cluster.address"
-                ) from error
+            return True
+        except (ConnectionError, RuntimeError):
             time.sleep(1)
+    return False
+
+
+def _runs(folder: Path, name: str) -> bool:
+    return any(process.name() == name for process in _children(folder))
 
 
 def _free_port() -> int:
@@ -144,12 +158,17 @@ def signals_kept() -> Iterator[None]:
 
 def _end_children(folder: Path) -> None:
     """Ends what Ray has left running of this process's own: a Ray that started late is not ended by it."""
+    for process in _children(folder):
+        with suppress(psutil.Error):
+            process.kill()
+
+
+def _children(folder: Path) -> Iterator[psutil.Process]:
+    """Processes below this one that serve the Ray of a folder."""
     for process in psutil.Process().children(recursive=True):
-        try:
+        with suppress(psutil.Error):
             if any(str(folder) in part for part in process.cmdline()):
-                process.kill()
-        except psutil.Error:
-            continue
+                yield process
 
 
 def _store_bytes(config: ClusterConfig, weight_bytes: int) -> int:
