@@ -21,6 +21,7 @@ from relax_core.cluster.policy import RayPolicy
 from relax_core.cluster.ray_process import open_ray
 from relax_core.cluster.reward_tasks import TaskPool
 from relax_core.cluster.seats import Seats, open_seats
+from relax_core.cluster.stream import stream_cpus
 from relax_core.config.root import RelaxConfig
 from relax_core.data import load_tokenizer
 from relax_core.device.registry import choose_device
@@ -45,6 +46,7 @@ def open_cluster_session(config: RelaxConfig) -> Iterator[Session[RayPolicy]]:
     plan = plan_placement(config.cluster, device)
     threads = config.run.threads or max(1, len(os.sched_getaffinity(0)) // _at_once(config))
     cpus = sum(int(bundle["CPU"]) for bundle in plan.bundles) + config.reward.concurrency
+    cpus += stream_cpus(config.cluster)
     beside = ThreadPoolExecutor(1, thread_name_prefix="relax-tokenizer")
     tokenizer = beside.submit(load_tokenizer, source.path)
     with (

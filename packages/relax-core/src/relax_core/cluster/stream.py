@@ -38,6 +38,11 @@ class SampleStream(Protocol):
         ...
 
 
+def stream_cpus(config: ClusterConfig) -> int:
+    """CPUs that the processes of a stream take in Ray: TransferQueue's controller and two storage units."""
+    return 0 if config.stream == "ray" else 3
+
+
 def open_stream(config: ClusterConfig) -> SampleStream:
     """One end, in the driver or on a rank; Ray is initialised. The driver's is opened first.
 
