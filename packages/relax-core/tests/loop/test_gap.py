@@ -1,7 +1,6 @@
 """Trainer against engine: the bounds, and that the gap of weights that stay is the same in every step."""
 
 import json
-import logging
 
 import pytest
 from relax_core.loop import run
@@ -26,14 +25,6 @@ def test_a_bound_stops_the_run(bound, words):
     check_gap(7, METRICS, RolloutConfig(**{name: 2 * value for name, value in bound.items()}))
     with pytest.raises(LogProbGapError, match="nan nats"):
         check_gap(7, dict.fromkeys(METRICS, float("nan")), RolloutConfig(**bound))
-
-
-def test_a_bound_warns(caplog):
-    caplog.set_level(logging.WARNING)
-    check_gap(7, METRICS, RolloutConfig(warn_logprob_gap=0.25))
-    assert not caplog.records
-    check_gap(7, METRICS, RolloutConfig())
-    assert "step 7: log-probs of trainer and engine differ by 0.2 nats" in caplog.text
 
 
 def test_at_learning_rate_0_the_gap_stays_flat(small_run, tmp_path):

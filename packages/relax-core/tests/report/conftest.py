@@ -19,7 +19,7 @@ def write_lines(path: Path, records) -> None:
 def make_run(tmp_path):
     """Writes a run: reward n / 20, entropy 2 - n / 20; each step has one right and one wrong sample."""
 
-    def make(name: str, *, shift: float = 0.0, steps: int = 20, **config) -> Path:
+    def make(name: str, *, shift: float = 0.0, steps: int = 20, deep: bool = False, **config) -> Path:
         folder = tmp_path / name
         folder.mkdir(parents=True)
         metrics = [{"step": 0, "eval_accuracy": 0.25, "time": {"phases": {"eval": 1.0}, "total": 1.0}}]
@@ -36,6 +36,7 @@ def make_run(tmp_path):
                     "response_length_mean": 5.0,
                     "mtp_loss": 2.0,
                     "mtp_acceptance": 0.5,
+                    **({"mtp_acceptance_0": 0.75, "mtp_acceptance_1": 0.5} if deep else {}),
                     "grad_norm": 1.0,
                     "lr": 1e-4,
                     "loss": 0.1,

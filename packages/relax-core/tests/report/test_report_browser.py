@@ -1,6 +1,7 @@
 """The report in a real browser, without a network."""
 
 import io
+import json
 import os
 import shutil
 
@@ -196,6 +197,40 @@ def test_two_runs_overlay_with_a_legend(make_run, open_page):
     page.get_by_label("Run").select_option("second")
     assert page.locator("#sample-count").inner_text() == "40 of 80 completions"
     assert set(page.locator("#samples td.run").all_inner_texts()) == {"second"}
+
+
+def test_last_values_of_two_runs_stand_side_by_side(make_run, open_page):
+    page = open_page(draw([make_run("first"), make_run("second", shift=0.1, steps=10)]))
+    table = page.locator("details.values")
+    lines = [line.split("\t") for line in table.locator("tbody tr").all_inner_texts()]
+    values = {line[0].split()[0]: line[1:] for line in lines}
+    assert values["reward"] == ["1", "0.6"], "20 / 20 and 10 / 20 + 0.1"
+    assert values["eval_accuracy"] == ["0.25 (step 0)", "0.25 (step 0)"]
+    assert values["entropy"] == ["1", "NaN"]
+    assert table.locator("thead th").all_inner_texts() == [" first", " second"]
+    alone = open_page(draw([make_run("third")]))
+    assert alone.locator("details.values").get_attribute("open") is None
+
+
+def test_drafts_are_compared_by_depth(make_run, open_page):
+    page = open_page(draw([make_run("first", deep=True), make_run("second")]))
+    lines = [line.split("\t") for line in page.locator("#draft tbody tr").all_inner_texts()]
+    assert lines[:2] == [["depth 0", "75.0 %", "\u2013"], ["depth 1", "50.0 %", "\u2013"]]
+    assert lines[2][1] == "2.13", "1 + 3/4 + 3/4 x 1/2 = 2.125"
+    assert chart(page, "MTP acceptance").locator("path.curve").count() == 4, "all and two depths, and all"
+    assert open_page(draw([make_run("third")])).locator("#draft").count() == 0
+
+
+def test_alerts_are_listed_with_what_to_do(make_run, open_page):
+    first, second = make_run("first"), make_run("second")
+    hostile = {"step": 7, "name": "not_finite", "message": "<b>loss</b> is not finite", "advice": "Lower it"}
+    (second / "alerts.jsonl").write_text(json.dumps(hostile) + "\n")
+    page = open_page(draw([first, second]))
+    assert page.get_by_role("heading", name="Alerts (1)").is_visible()
+    assert page.locator(".alerts li").all_inner_texts() == [
+        "second, step 7: <b>loss</b> is not finite. Lower it."
+    ]
+    assert open_page(draw([first])).locator(".alerts").count() == 0
 
 
 def test_values_are_read_with_the_keyboard(make_run, open_page):

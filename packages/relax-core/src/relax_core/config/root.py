@@ -24,6 +24,7 @@ from relax_core.loop.sglang_config import SglangSettings
 from relax_core.model.lora_config import LoraConfig
 from relax_core.model.mtp_config import MtpConfig
 from relax_core.model.settings import ModelSettings
+from relax_core.run.alerts import AlertConfig
 from relax_core.run.config import RunConfig
 from relax_core.trainer.config import TrainerConfig
 
@@ -49,6 +50,7 @@ class RelaxConfig(Section):
     eval: EvalConfig = setting(EvalConfig(), "Evaluation.")
     sft: SftConfig = setting(SftConfig(), "Supervised fine-tuning.")
     checkpoint: CheckpointConfig = setting(CheckpointConfig(), "Checkpoints.")
+    alerts: AlertConfig = setting(AlertConfig(), "When a run warns.")
 
     @model_validator(mode="after")
     def _sections_fit_together(self) -> Self:

@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from relax_core.run.alerts import AlertConfig
+
 RESUMABLE = (
     "run.steps",
     "run.progress",
@@ -10,6 +12,7 @@ RESUMABLE = (
     "checkpoint.every",
     "checkpoint.keep",
     "checkpoint.asynchronous",
+    *(f"alerts.{name}" for name in AlertConfig.model_fields),
 )
 """Settings that may be given when a run is resumed."""
 

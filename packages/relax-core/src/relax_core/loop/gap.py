@@ -1,11 +1,8 @@
 """How far trainer and engine may disagree on the log-probs of the tokens that the engine drew."""
 
-import logging
 from collections.abc import Mapping
 
 from relax_core.loop.config import RolloutConfig
-
-_log = logging.getLogger(__name__)
 
 
 class LogProbGapError(ValueError):
@@ -13,7 +10,9 @@ class LogProbGapError(ValueError):
 
 
 def check_gap(step: int, metrics: Mapping[str, float], config: RolloutConfig) -> None:
-    """Compares a step's gap with its bounds; NaN is above all of them.
+    """Compares a step's gap with the bounds that stop a run; NaN is above all of them.
+
+    `relax_core.run.alerts` warns past `rollout.warn_logprob_gap`.
 
     Args:
         step: that was trained.
@@ -23,7 +22,6 @@ def check_gap(step: int, metrics: Mapping[str, float], config: RolloutConfig) ->
     Raises:
         LogProbGapError: past a bound at which the run stops.
     """
-    advice = "Compare precision and kernels of both sides"
     for name, what in (
         ("max_logprob_gap", "log-probs of trainer and engine differ by {:.4g} nats on average"),
         ("max_logprob_gap_of_token", "log-probs of trainer and engine differ by {:.4g} nats at one token"),
@@ -32,16 +30,9 @@ def check_gap(step: int, metrics: Mapping[str, float], config: RolloutConfig) ->
         bound, value = getattr(config, name), metrics[_METRIC[name]]
         if bound is not None and not value <= bound:
             raise LogProbGapError(
-                f"step {step}: {what.format(value)}, above rollout.{name} = {bound:g}. {advice}; the last "
-                "checkpoint is from before this step."
+                f"step {step}: {what.format(value)}, above rollout.{name} = {bound:g}. Compare precision "
+                "and kernels of both sides; the last checkpoint is from before this step."
             )
-    bound, mean = config.warn_logprob_gap, metrics["logprob_gap_mean"]
-    if bound is not None and not mean <= bound:
-        _log.warning(
-            "step %d: log-probs of trainer and engine differ by %.4g nats on average, above "
-            "rollout.warn_logprob_gap = %g. %s",
-            step, mean, bound, advice,
-        )  # fmt: skip
 
 
 _METRIC = {

@@ -13,7 +13,17 @@ from relax_core.run.files import to_json
 from relax_core.run.metrics import METRICS, PHASES, describe
 from relax_core.run.secrets import Masker
 
-_SCRIPTS = ("dom.js", "scale.js", "chart.js", "curves.js", "samples.js", "overview.js", "main.js")
+_SCRIPTS = (
+    "dom.js",
+    "scale.js",
+    "chart.js",
+    "curves.js",
+    "samples.js",
+    "overview.js",
+    "alerts.js",
+    "values.js",
+    "main.js",
+)
 MAX_SAMPLES = 5000
 
 
@@ -87,6 +97,7 @@ def _run(run: RunData) -> dict[str, Any]:
         "label": run.label,
         "metrics": run.metrics,
         "samples": kept,
+        "alerts": run.alerts,
         "samplesLeftOut": len(run.samples) - len(kept),
         "summary": run.summary,
         "config": {

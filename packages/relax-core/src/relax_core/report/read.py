@@ -26,6 +26,7 @@ class RunData:
         label: its name, unique among the runs of a report.
         metrics: the lines of `metrics.jsonl`, steps ascending.
         samples: the lines of `samples.jsonl`.
+        alerts: the lines of `alerts.jsonl`; runs of before there were alerts have none.
         summary: `summary.json`, empty while the run is not finished.
         config: `config.yaml`, empty if it is missing.
     """
@@ -33,6 +34,7 @@ class RunData:
     label: str
     metrics: Sequence[dict[str, Any]]
     samples: Sequence[dict[str, Any]] = ()
+    alerts: Sequence[dict[str, Any]] = ()
     summary: dict[str, Any] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
 
@@ -63,6 +65,7 @@ def read_run(path: Path, *, label: str | None = None) -> RunData:
         label=label or path.resolve().name,
         metrics=metrics,
         samples=_lines(path / "samples.jsonl"),
+        alerts=_lines(path / "alerts.jsonl"),
         summary=_summary(path / "summary.json"),
         config=_config(path / "config.yaml"),
     )

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 class RunDirectory:
     """A locked run directory.
 
-    `config.yaml`, `metrics.jsonl`, `samples.jsonl`, `summary.json`, `log.txt`, `tensorboard/`,
-    `checkpoints/step_<n>/`, `hf/`, `report.html`. Use `create` or `resume`, then `close` it or use `with`.
+    `config.yaml`, `metrics.jsonl`, `samples.jsonl`, `alerts.jsonl`, `summary.json`, `log.txt`, and the folders
+    `tensorboard/`, `checkpoints/step_<n>/` and `hf/`, and `report.html`. Use `create` or `resume`, then
+    `close` it or use `with`.
     """
 
     def __init__(self, path: Path, lock: RunLock) -> None:
@@ -95,6 +96,11 @@ class RunDirectory:
     def samples(self) -> Path:
         """Sampled completions, one JSON object each."""
         return self.path / "samples.jsonl"
+
+    @property
+    def alerts(self) -> Path:
+        """What the run warned of, one JSON object each."""
+        return self.path / "alerts.jsonl"
 
     @property
     def summary(self) -> Path:

@@ -1,15 +1,18 @@
 """What a run loop tells about itself: phases, steps and the end; everything else follows from that."""
 
+import logging
 import resource
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import psutil
 from rich.console import Console
 
+from relax_core.run.alerts import raised
 from relax_core.run.directory import RunDirectory
 from relax_core.run.files import RunDirectoryError
 from relax_core.run.jsonl import JsonlWriter, read_jsonl
@@ -23,8 +26,11 @@ if TYPE_CHECKING:
     from relax_core.config.root import RelaxConfig
 
 
+_log = logging.getLogger(__name__)
+
+
 class Recorder:
-    """Writes metrics, samples, TensorBoard and W&B, shows progress, and sums the run up.
+    """Writes metrics, samples, alerts, TensorBoard and W&B, shows progress, and sums the run up.
 
     Use it with `with`: entering opens the files of the run, and nothing is touched before; leaving closes
     them, also after an error.
@@ -121,6 +127,9 @@ class Recorder:
         for tracker in self._trackers:
             tracker.log(step, tagged(record))
         self._progress.step(record)
+        for alert in raised(self.history, self._config):
+            self._alerts.write({"step": step, **asdict(alert)})
+            _log.warning("step %d: %s. %s", step, alert.message, alert.advice)
         return record
 
     def _times(self, numbers: Mapping[str, float]) -> dict[str, Any]:
@@ -143,6 +152,7 @@ class Recorder:
         """Makes all steps so far survive a power failure; call it before a checkpoint is written."""
         self._metrics.sync()
         self._samples.sync()
+        self._alerts.sync()
 
     def finish(self, **extra: Any) -> dict[str, Any]:
         """Writes `summary.json`, which marks the run as finished, and returns it.
@@ -180,6 +190,8 @@ class Recorder:
             stack.callback(self._metrics.close)
             self._samples = JsonlWriter(directory.samples, directory.mask, keep_to_step=keep)
             stack.callback(self._samples.close)
+            self._alerts = JsonlWriter(directory.alerts, directory.mask, keep_to_step=keep)
+            stack.callback(self._alerts.close)
             self.history: list[dict[str, Any]] = read_jsonl(directory.metrics)
             self._refuse_lost_steps(resume_step or 0)
             self._elapsed_before = self._last_time("elapsed")

@@ -65,25 +65,28 @@ function overviewSection(runs) {
   }
   const summaries = runs.map(summaryOf);
   const rows = FACTS.map(([label, fact]) => [label, summaries.map(fact)]).filter(([, all]) => all.some(Boolean));
-  section.append(
+  section.append(comparison(runHeads(runs), rows.map(([label, all]) => [label, all.map((fact) => (fact ? fact.join(" ") : "–"))])));
+  return section;
+}
+
+// A table with a column for each run; rows are [label, cells].
+function comparison(head, rows) {
+  return html(
+    "div",
+    { class: "table-box" },
     html(
-      "div",
-      { class: "table-box" },
+      "table",
+      { class: "compare" },
+      head ? html("thead", {}, html("tr", {}, html("td"), head)) : null,
       html(
-        "table",
-        { class: "compare" },
-        html("thead", {}, html("tr", {}, html("td"), runHeads(runs))),
-        html(
-          "tbody",
-          {},
-          rows.map(([label, all]) =>
-            html("tr", {}, html("th", { scope: "row" }, label), all.map((fact) => html("td", {}, fact ? fact.join(" ") : "–"))),
-          ),
+        "tbody",
+        {},
+        rows.map(([label, cells]) =>
+          html("tr", {}, html("th", { scope: "row" }, label), cells.map((cell) => html("td", {}, cell))),
         ),
       ),
     ),
   );
-  return section;
 }
 
 const runHeads = (runs) =>
@@ -99,26 +102,9 @@ function settingsSection(runs) {
     "details",
     { class: "card settings", open: many },
     html("summary", {}, title),
-    html(
-      "div",
-      { class: "table-box" },
-      html(
-        "table",
-        { class: "compare" },
-        many ? html("thead", {}, html("tr", {}, html("td"), runHeads(runs))) : null,
-        html(
-          "tbody",
-          {},
-          rows.map((name) =>
-            html(
-              "tr",
-              {},
-              html("th", { scope: "row" }, name),
-              runs.map((run) => html("td", {}, run.config[name] === undefined ? "–" : run.config[name])),
-            ),
-          ),
-        ),
-      ),
+    comparison(
+      many ? runHeads(runs) : null,
+      rows.map((name) => [name, runs.map((run) => (run.config[name] === undefined ? "–" : run.config[name]))]),
     ),
   );
 }
