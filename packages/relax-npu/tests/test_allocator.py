@@ -33,6 +33,28 @@ def test_a_key_without_a_value() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("expandable_segments=True", "has no value"),
+        (":True", "'' is no key of torch_npu's"),
+        (
+            "garbage:1",
+            "'garbage' is no key of torch_npu's; take one of expandable_segments,",
+        ),
+        ("expandable_segments:maybe", "expandable_segments:maybe is not True or False"),
+        ("expandable_segments:true", "expandable_segments:true is not True or False"),
+        ("max_split_size_mb:-5", "is not a whole number"),
+        ("garbage_collection_threshold:2", "is not a number between 0 and 1"),
+        ("garbage_collection_threshold:x", "is not a number between 0 and 1"),
+    ],
+)
+def test_what_torch_npu_does_not_take(text: str, told: str) -> None:
+    (problem,) = allocator_problems(text)
+    assert told in problem
+    assert "; " in problem
+
+
+@pytest.mark.parametrize(
     ("text", "count"), [("", 1), ("expandable_segments:True", 1), ("expandable_segments:False", 0)]
 )
 def test_a_shared_die_needs_the_key_set_to_false(text: str, count: int) -> None:

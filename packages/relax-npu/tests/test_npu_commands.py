@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from relax_npu import cli
+from relax_npu import cli, commands
 from relax_npu.commands import missing
 from relax_npu.doctor import Machine
 
@@ -118,11 +118,50 @@ def test_pips_configuration_is_given_as_a_secret(equipped, tmp_path: Path, capsy
         cli.main(["image", "build", "--pip-config", str(tmp_path / "gone")], equipped)
 
 
-@pytest.mark.parametrize("tokens", ["-1", "x", "1.5"])
+@pytest.mark.parametrize("tokens", ["-1", "x", "1.5", "17"])
 def test_draft_tokens_that_make_no_sense(tokens: str, capsys) -> None:
     with pytest.raises(SystemExit):
         cli.main(["env", "--dies", "0", f"--draft-tokens={tokens}"])
     assert "is no number of tokens" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("dashes", [[], ["--"]])
+def test_a_command_keeps_options_of_its_own(equipped: Machine, capsys, dashes: list[str]) -> None:
+    command = ["python3", "-m", "relax_kernels", "check", "--backend", "ascend"]
+    assert cli.main(["image", "run", "--dry-run", *dashes, *command], equipped) == 0
+    assert capsys.readouterr().out.rstrip().endswith(f"{commands.IMAGE} {' '.join(command)}")
+
+
+@pytest.mark.parametrize(
+    ("dies", "told"),
+    [
+        ("1,0", "the ids do not ascend"),
+        ("0,0", "an id is there twice"),
+        ("0, 1", "' 1' is not a device id"),
+        ("00", "'00' is not a device id"),
+        ("", "no die is given"),
+        ("all", "'all' is not a device id"),
+    ],
+)
+def test_dies_that_make_no_sense(capsys, dies: str, told: str) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["env", f"--dies={dies}"])
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("image", ["", "a b", "-x", "Upper", "a//b", "a:"])
+def test_an_image_that_has_no_such_name(capsys, image: str) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["image", "build", "--dry-run", f"--image={image}"])
+    assert "is no name of an image" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "image", ["relax-npu:local", "quay.io/a/b:1.2-x", "localhost:5000/relax", "a@sha256:0f"]
+)
+def test_names_of_images(capsys, image: str) -> None:
+    assert cli.main(["image", "build", "--dry-run", "--image", image]) == 0
+    assert f"--tag {image} " in capsys.readouterr().out
 
 
 def test_commands_run_in_order_and_stop_at_the_first_that_fails(equipped, monkeypatch, capsys) -> None:
@@ -142,7 +181,7 @@ def test_commands_run_in_order_and_stop_at_the_first_that_fails(equipped, monkey
 
 
 def test_a_command_of_ones_own_runs_on_chosen_dies(equipped, capsys) -> None:
-    assert cli.main(["image", "--dies", "1", "--dry-run", "run", "npu-smi", "info"], equipped) == 0
+    assert cli.main(["image", "run", "--dies", "1", "--dry-run", "npu-smi", "info"], equipped) == 0
     told = capsys.readouterr().out
     assert told.rstrip().endswith("relax-npu:local npu-smi info")
     assert "davinci0" not in told

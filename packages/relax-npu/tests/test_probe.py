@@ -1,6 +1,7 @@
 """The probe names the state of every kind of broken install, from a process that stays whole."""
 
 import textwrap
+import time
 
 import pytest
 
@@ -90,7 +91,7 @@ def test_a_process_that_exits_without_a_word(bench) -> None:
 def test_a_driver_that_hangs(bench) -> None:
     bench.torch()
     bench.torch_npu(source="import time; time.sleep(600)")
-    found = bench.probe(timeout_s=1.5)
+    found = bench.probe(timeout_s=5)
     assert (found["state"], found["stage"]) == ("hung", "import torch_npu")
     assert "1.5 s" in found["error"]
 
@@ -195,3 +196,39 @@ def test_a_mindspeed_that_breaks_does_not_hide_a_device_that_works(bench, source
     found = bench.tell(WITH_MINDSPEED.replace("timeout_s=30", "timeout_s=5"))
     assert found["state"] == "ready"
     assert told in found["mindspeed_error"]
+
+
+def test_a_process_that_torch_npu_leaves_behind_is_not_waited_for(bench) -> None:
+    bench.torch()
+    source = """
+        import subprocess, sys
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(20)"])
+        raise ImportError("libhccl.so")
+    """
+    bench.torch_npu(source=source)
+    started = time.monotonic()
+    found = bench.probe(timeout_s=60)
+    assert time.monotonic() - started < 15
+    assert (found["state"], found["error"]) == ("broken", "ImportError: libhccl.so")
+
+
+def test_bytes_without_an_end_hide_no_report(bench) -> None:
+    bench.torch()
+    bench.torch_npu(source="import os; os.write(1, b'\\xff\\xfe noise'); raise OSError('libascendcl.so')")
+    assert bench.probe()["error"] == "OSError: libascendcl.so"
+
+
+@pytest.mark.parametrize(
+    ("source", "state"),
+    [
+        ("raise SystemExit(3)", "crashed"),
+        ("import os; os._exit(0)", "crashed"),
+        ("import ctypes; ctypes.string_at(0)", "crashed"),
+        ("def", "broken"),
+        ("import torch", "device_broken"),
+    ],
+)
+def test_other_ways_to_break(bench, source: str, state: str) -> None:
+    bench.torch()
+    bench.torch_npu(source=source)
+    assert bench.probe()["state"] == state

@@ -1,6 +1,7 @@
 """The command `relax-npu`."""
 
 import argparse
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,7 +15,10 @@ from relax_npu.doctor import Machine, examine
 from relax_npu.doctor.mindspeed import wanted_switches
 from relax_npu.operators.table import needed_operators
 from relax_npu.probe import probe
-from relax_npu.visible import VARIABLE, format_visible, parse_visible
+from relax_npu.visible import VARIABLE, VisibleDevicesError, format_visible, parse_visible
+
+_MOST_DRAFTS = 16
+_LONGEST_S = 86400
 
 
 def main(arguments: Sequence[str] | None = None, machine: Machine | None = None) -> int:
@@ -75,7 +79,8 @@ def _image(chosen: argparse.Namespace, machine: Machine | None) -> int:
     dies = dies or [0]
     steps = commands.check(dies, chosen.image, looked_at)
     if chosen.action == "run":
-        command = chosen.command or ["bash"]
+        # `--` before the command is a habit of many.
+        command = chosen.command[chosen.command[:1] == ["--"] :] or ["bash"]
         steps = (commands.run(dies, *command, image=chosen.image, machine=looked_at),)
     return _carry_out(steps, chosen.dry_run)
 
@@ -152,25 +157,46 @@ def _parser() -> argparse.ArgumentParser:
     schema.set_defaults(run=_schema)
 
     image = subcommands.add_parser("image", help="build, run or check the image")
-    image.add_argument("action", choices=("build", "run", "check"))
-    image.add_argument("command", nargs="*", help="for run: the command (default: bash)")
-    _add_image(image)
-    image.set_defaults(run=_image)
+    actions = image.add_subparsers(dest="action", required=True, metavar="ACTION")
+    build = actions.add_parser("build", help="build it, in the root of the repository")
+    _add_build(build)
+    check = actions.add_parser("check", help="examine this machine from inside, compare the operators")
+    _add_dies(check, required=False)
+    run = actions.add_parser("run", help="run a command in it")
+    _add_dies(run, required=False)
+    run.add_argument(
+        "command", nargs=argparse.REMAINDER, help="the command and its arguments, behind all options (bash)"
+    )
+    for action in (build, check, run):
+        _add_image(action)
+        action.set_defaults(run=_image)
 
     integration = subcommands.add_parser("integration", help="the whole examination on real NPUs")
     integration.add_argument("--built", action="store_true", help="take the image as it is")
+    _add_build(integration)
+    _add_dies(integration, required=False)
     _add_image(integration)
     integration.set_defaults(run=_integration)
     return parser
 
 
 def _add_image(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--image", default=commands.IMAGE, help=f"its tag (default: {commands.IMAGE})")
+    parser.add_argument(
+        "--image", type=_tag, default=commands.IMAGE, help=f"its tag (default: {commands.IMAGE})"
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the commands and run none")
+
+
+def _add_build(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--pip-config", type=_file, metavar="FILE", help="pip's configuration for the build, as a secret"
     )
-    _add_dies(parser, required=False)
+
+
+def _tag(text: str) -> str:
+    if not re.fullmatch(r"[a-z0-9][\w.-]*([/:@][\w.-]+)*", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no name of an image, such as {commands.IMAGE}")
+    return text
 
 
 def _file(text: str) -> Path:
@@ -182,19 +208,30 @@ def _file(text: str) -> Path:
 
 def _add_dies(parser: argparse.ArgumentParser, *, required: bool) -> None:
     told = "physical ids, ascending: 0,1,2" + ("" if required else " (default: all)")
-    parser.add_argument("--dies", type=parse_visible, required=required, help=told)
+    parser.add_argument("--dies", type=_dies, required=required, help=told)
+
+
+def _dies(text: str) -> tuple[int, ...]:
+    try:
+        found = parse_visible(text)
+    except VisibleDevicesError as error:
+        # argparse would pass over the text of another error.
+        raise argparse.ArgumentTypeError(str(error)) from error
+    if not found:
+        raise argparse.ArgumentTypeError("no die is given; give physical ids, ascending: 0,1,2")
+    return found
 
 
 def _whole(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise argparse.ArgumentTypeError(f"{text} is no number of tokens")
+    if not (text.isascii() and text.isdigit() and int(text) <= _MOST_DRAFTS):
+        raise argparse.ArgumentTypeError(f"{text} is no number of tokens from 0 to {_MOST_DRAFTS}")
     return int(text)
 
 
 def _seconds(text: str) -> float:
     value = float(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds")
+    if not 0 < value <= _LONGEST_S:
+        raise argparse.ArgumentTypeError(f"{text} is no number of seconds above 0 and up to {_LONGEST_S}")
     return value
 
 

@@ -10,10 +10,11 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 MARKER = "RELAX_NPU_PROBE "
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
@@ -92,37 +93,29 @@ def probe(
     variables = {**(os.environ if environment is None else environment), AUTOLOAD: "0"}
     # -P: the child's folder, with names such as device.py, is not put on its import path.
     command = [python, "-P", str(_CHILD), json.dumps(mindspeed), *operators]
-    try:
-        done = subprocess.run(
-            command,
-            env=variables,
-            check=False,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-        )
-    except subprocess.TimeoutExpired as expired:
-        output = (
-            expired.stdout.decode(errors="replace")
-            if isinstance(expired.stdout, bytes)
-            else expired.stdout or ""
-        )
-        told = _last_report(output)
-        if "state" in told:
-            return _result(told | {"mindspeed_error": f"no answer within {timeout_s:g} s"})
-        return _result(told | {"state": ProbeState.HUNG, "error": f"no answer within {timeout_s:g} s"})
-    told = _last_report(done.stdout)
+    # Into files, not pipes: what torch_npu starts itself may live on and hold a pipe open.
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        try:
+            code: int | None = subprocess.run(
+                command, env=variables, check=False, stdout=output, stderr=errors, timeout=timeout_s
+            ).returncode
+        except subprocess.TimeoutExpired:
+            code = None
+        told, last_line = _last_report(_text(output)), (_text(errors).strip().splitlines() or [""])[-1]
+    late = f"no answer within {timeout_s:g} s"
     if "state" in told:
-        return _result(told)
-    if done.returncode < 0:
-        error = f"killed by {signal.Signals(-done.returncode).name}"
-    else:
-        error = f"exit code {done.returncode}"
-    last_line = (done.stderr.strip().splitlines() or [""])[-1]
+        return _result(told | ({"mindspeed_error": late} if code is None else {}))
+    if code is None:
+        return _result(told | {"state": ProbeState.HUNG, "error": late})
+    error = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     return _result(
         told | {"state": ProbeState.CRASHED, "error": f"{error}: {last_line}" if last_line else error}
     )
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
 
 
 def _last_report(output: str) -> dict[str, Any]:

@@ -54,18 +54,16 @@ def mindspeed_features(switches: dict[str, Any]) -> list[str]:
 def main() -> None:
     """Goes as far as it can; the last line printed says how far, and why not further."""
     switches, names = json.loads(sys.argv[1]), sys.argv[2:]
-    installed = {name: found for name in DISTRIBUTIONS if (found := version_of(name))}
-    report: dict[str, Any] = {
-        "torch": version_of("torch"),
-        "torch_npu": version_of("torch_npu"),
-        "installed": installed,
-    }
+    report: dict[str, Any] = {"torch": version_of("torch"), "torch_npu": version_of("torch_npu")}
 
     def tell(**more: Any) -> None:
         report.update(more)
-        print(MARKER + json.dumps(report), flush=True)
+        # On a line of its own, whatever was printed before without an end.
+        print("\n" + MARKER + json.dumps(report), flush=True)
 
     tell(stage="import torch")
+    installed = {name: found for name in DISTRIBUTIONS if (found := version_of(name))}
+    tell(installed=installed)
     # Exceptions of every kind are caught below, for any of them is what this process is there to report.
     try:
         torch = import_module("torch")

@@ -30,7 +30,7 @@ def parse_visible(text: str) -> tuple[int, ...]:
     tokens = text.split(",")
     ids: list[int] = []
     for token in tokens:
-        if not (token.isascii() and token.isdigit()):
+        if not (token.isascii() and token.isdigit() and token == str(int(token))):
             raise _refused(text, f"{token!r} is not a device id", tokens)
         ids.append(int(token))
     if len(set(ids)) != len(ids):
