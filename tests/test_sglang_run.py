@@ -6,6 +6,7 @@ L tokens of a completion.
 import asyncio
 import json
 import os
+import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,62 @@ def test_an_update_reaches_target_and_draft_and_one_back_undoes_it(sampled: Any,
     assert [c.token_ids for c in again] == [c.token_ids for c in drawn] != [c.token_ids for c in other]
     assert {v for c in other for v in c.versions} == {1}
     assert {v for c in again for v in c.versions} == {2}
+
+
+def in_another_basis(weights: dict[str, torch.Tensor], hidden: int) -> dict[str, torch.Tensor]:
+    """The same function, but for round-off, with the hidden channels in another order: all weights change."""
+    order = torch.randperm(hidden, generator=torch.Generator().manual_seed(0))
+
+    def turn(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if name == "mtp.fc.weight":
+            return torch.cat([half[:, order] for half in tensor[order].chunk(2, dim=1)], dim=1)
+        if name.endswith(("out_proj.weight", "o_proj.weight", "down_proj.weight")):
+            return tensor[order]
+        if tensor.ndim == 2 and tensor.shape[1] == hidden:
+            return tensor[:, order]
+        return tensor[order] if tensor.shape == (hidden,) else tensor
+
+    return {name: turn(name, tensor).clone() for name, tensor in weights.items()}
+
+
+def test_an_updated_draft_keeps_its_acceptance_a_frozen_one_is_turned_off_a_hung_server_comes_back(
+    model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The update changes every weight and no token, so that acceptance may be compared exactly."""
+    hidden = json.loads((model / "config.json").read_text())["hidden_size"]
+    weights = load_weights(model)
+    turned = in_another_basis(weights, hidden)
+    frozen = turned | {name: tensor for name, tensor in weights.items() if name.startswith("mtp.")}
+
+    async def update(engine: Any, version: int, tensors: dict[str, torch.Tensor]) -> list[Any]:
+        await engine.begin_update(version)
+        await engine.load(tensors)
+        await engine.end_update()
+        return [*await engine.generate(requests(0.0)), *await engine.generate(requests(1.0))]
+
+    async def test(engine: Any) -> Any:
+        drawn, rates = [], []
+        for version, tensors in enumerate((weights, turned, frozen)):
+            drawn.append(await update(engine, version, tensors))
+            rates.append(engine.acceptance.take().rate)
+        # Below min_draft_rate over a window: the next update begins without drafts.
+        drawn.append(await update(engine, 3, turned))
+        # A server that hangs is noticed, started again and given the weights of version 3.
+        os.killpg(engine._servers[0].process.pid, signal.SIGSTOP)
+        drawn.append([*await engine.generate(requests(0.0)), *await engine.generate(requests(1.0))])
+        return drawn, rates
+
+    options = {"draft_tokens": 3, "max_rows": 16, "min_draft_rate": 0.02, "draft_window": 100}
+    drawn, (first, updated, stale) = run(test, "sglang", model=model, hang_timeout_s=8.0, **options)
+    assert first > 0.05
+    assert updated == pytest.approx(first, rel=0.1)
+    assert stale < 0.3 * first
+    tokens = [[c.token_ids for c in completions] for completions in drawn]
+    assert tokens == [tokens[0]] * 5
+    assert {v for c in (*drawn[3], *drawn[4]) for v in c.versions} == {3}
+    assert [c.drafts for c in (*drawn[3], *drawn[4])] == [None] * len(drawn[3] + drawn[4])
+    assert "server 0 has not answered for 8 s" in caplog.text
+    assert "speculative decoding is turned off: fewer than 2 % of the drafts stand" in caplog.text
 
 
 def test_faults_of_an_update_are_named(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,7 @@ def whole(requests, completions):
 
 
 def run(test, kind, make_router, urls, checkpoint, **options):
-    settings = {"call_timeout_s": 2.0, "retries": 2, "start_timeout_s": 100, "folder": checkpoint} | options
+    settings = {"call_timeout_s": 20.0, "retries": 2, "start_timeout_s": 100, "folder": checkpoint} | options
 
     async def body():
         router = "start" if kind == "real" else make_router(urls)

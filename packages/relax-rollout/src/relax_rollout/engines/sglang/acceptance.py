@@ -6,20 +6,19 @@ from relax_rollout.requests import DraftCounts
 
 log = logging.getLogger(__name__)
 
-WINDOW = 2000
-"""Verifications between two judgements."""
-
 
 class Acceptance:
     """Totals since :meth:`take` was last called.
 
     Args:
         min_rate: acceptance rate below which drafting does not pay; None where nothing is drafted.
+        window: verifications between two judgements.
     """
 
-    def __init__(self, min_rate: float | None) -> None:
+    def __init__(self, min_rate: float | None, window: int) -> None:
         self.pays = True
         self._min_rate = min_rate
+        self._size = window
         self._taken = DraftCounts()
         self._window = DraftCounts()
 
@@ -29,7 +28,7 @@ class Acceptance:
             return
         self._taken += counts
         self._window += counts
-        if self._min_rate is not None and self._window.steps >= WINDOW:
+        if self._min_rate is not None and self._window.steps >= self._size:
             pays = self._window.rate >= self._min_rate
             if not pays and self.pays:
                 log.warning(

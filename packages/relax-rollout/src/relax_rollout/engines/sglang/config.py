@@ -29,7 +29,10 @@ class SglangConfig:
         max_tokens: the most tokens that one server caches; None lets SGLang choose, on a CPU 65536.
         context: the most tokens of prompt and completion; None takes the model's.
         draft_tokens: tokens drafted per step by the checkpoint's MTP layer; 0 is off.
-        min_draft_rate: acceptance rate below which drafting is reported as not worth its time.
+        min_draft_rate: acceptance rate below which drafting is not worth its time: it is turned off at the
+            next update, for good, by starting the servers without it one after the other (of servers given by
+            ``urls`` it is only reported). 0 leaves it on.
+        draft_window: verifications over which the acceptance rate is taken.
         version: of the weights in ``model``.
         transport: how weights travel: "files" through shared memory (or ``folder``), "broadcast" by a
             collective.
@@ -41,6 +44,8 @@ class SglangConfig:
         restarts: how often a server of ours is started again before the engine gives up.
         start_timeout_s: seconds for a server to come up.
         call_timeout_s: seconds for one control call or one bucket.
+        hang_timeout_s: seconds after which a server that draws and does not answer counts as hung: it is started
+            again, and its requests are drawn again.
         retries: how often a control call is repeated that the network or a gateway lost.
         log_folder: where servers write their logs; None is a folder of temporary files.
         arguments: further arguments of SGLang's server, as on its command line.
@@ -62,6 +67,7 @@ class SglangConfig:
     context: int | None = None
     draft_tokens: int = 0
     min_draft_rate: float = 0.2
+    draft_window: int = 2000
     version: int = 0
     transport: Transport = "files"
     folder: str | Path | None = None
@@ -71,6 +77,7 @@ class SglangConfig:
     restarts: int = 3
     start_timeout_s: float = 900.0
     call_timeout_s: float = 120.0
+    hang_timeout_s: float = 120.0
     retries: int = 4
     log_folder: str | Path | None = None
     arguments: tuple[str, ...] = ()
@@ -99,13 +106,13 @@ class SglangConfig:
             raise ValueError(f"device is {self.device!r}; SGLang's servers run on cpu, cuda or npu")
         lows = {
             "servers": 1, "tensor_parallel": 1, "max_rows": 1, "draft_tokens": 0, "version": 0, "restarts": 0,
-            "retries": 0,
+            "retries": 0, "draft_window": 1,
         }  # fmt: skip
         for name, low in lows.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < low:
                 raise ValueError(f"{name} is {value!r}; it must be a whole number of at least {low}")
-        for name in ("start_timeout_s", "call_timeout_s"):
+        for name in ("start_timeout_s", "call_timeout_s", "hang_timeout_s"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be seconds above 0")
 

@@ -44,6 +44,8 @@ class SglangEngine(Sending):
         if self._update is not None:
             log.warning("the update to version %d was never ended and is dropped", self._update.version)
             await self._drop()
+        if self.config.draft_tokens and not self.acceptance.pays:
+            await self._stop_drafting()
         served, _ = served_weights(self._servers[0])
         files = BucketFiles(self.config.folder) if self.config.transport == "files" else None
         update = Update(version, UpdateCheck(served, version), files)
@@ -105,7 +107,7 @@ class SglangEngine(Sending):
         wrong = {
             server.name: faults
             for server, result in zip(self._servers, results, strict=True)
-            if (faults := faults_of(update.expected, result))
+            if (faults := faults_of(update.expected_of(server), result))
         }
         if wrong:
             told = "; ".join(f"{name}: {', '.join(faults[:8])}" for name, faults in wrong.items())

@@ -7,6 +7,7 @@ import os
 import secrets
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,9 @@ class Fleet:
 
     def __init__(self, config: SglangConfig) -> None:
         self.config = config
-        self.acceptance = Acceptance(config.min_draft_rate if config.draft_tokens else None)
+        self.acceptance = Acceptance(
+            config.min_draft_rate if config.draft_tokens else None, config.draft_window
+        )
         self._scratch = tempfile.TemporaryDirectory(prefix="relax-sglang-")
         self._uid = secrets.token_hex(4)
         self._count = 0
@@ -94,9 +97,12 @@ class Fleet:
             port = free_port()
 
             def start(port: int = port, place: int = place) -> Process:
-                return Process(
-                    launch.command(config, served, port), launch.environment(config), log_file(logs, place)
+                # What the configuration says now: drafting may have been turned off.
+                command, environment = (
+                    launch.command(self.config, served, port),
+                    launch.environment(self.config),
                 )
+                return Process(command, environment, log_file(logs, place))
 
             http = Http(f"http://127.0.0.1:{port}", timeout, retries)
             self._servers.append(Server(f"server {place}", http, start, config.start_timeout_s))
@@ -175,13 +181,19 @@ class Fleet:
 
     async def _watch_once(self, server: Server) -> None:
         for _ in range(20):
-            await asyncio.sleep(self.config.call_timeout_s / 80)
+            await asyncio.sleep(self.config.hang_timeout_s / 80)
             if server.process is not None and server.process.code is not None:
                 raise ServerUnreachableError(
                     f"{server.name} ended with code {server.process.code}; its log ends:\n"
                     f"{server.process.tail()}"
                 )
-        await server.control("status")
+        await self._answers_within(server, self.config.hang_timeout_s)
+
+    async def _answers_within(self, server: Server, seconds: float) -> None:
+        try:
+            await asyncio.wait_for(server.control("status"), seconds)
+        except TimeoutError as error:
+            raise ServerUnreachableError(f"{server.name} has not answered for {seconds:g} s") from error
 
     async def _recover_behind(self, target: Server | Router) -> None:
         """Bring back what was lost where requests were sent; however many ask, it is done once."""
@@ -214,7 +226,7 @@ class Fleet:
                 raise EngineStateError("the engine was closed while the request was in flight")
             with contextlib.suppress(EngineError):
                 if server.process is None or server.process.code is None:
-                    await server.control("status", timeout_s=min(10.0, self.config.call_timeout_s))
+                    await self._answers_within(server, min(10.0, self.config.hang_timeout_s))
                     return
             if server.ours:
                 if server.restarts >= self.config.restarts:
@@ -222,18 +234,38 @@ class Fleet:
                 await server.restart()
             else:
                 await server.wait_ready()
-            if self._paused or self._updating:
-                await self._set_paused(server, "retract")
-            if self._kept is not None:
-                await self._catch_up(server, self._kept)
-            elif self._version != self.config.version:
-                server.behind = True
-                log.warning("%s has the checkpoint's weights and waits for the next update", server.name)
+            await self._rejoin(server)
+
+    async def _rejoin(self, server: Server) -> None:
+        """Bring a server that has just started to the present version, paused as the others are."""
+        if self._paused or self._updating:
+            await self._set_paused(server, "retract")
+        if self._kept is not None:
+            await self._catch_up(server, self._kept)
+        elif self._version != self.config.version:
+            server.behind = True
+            log.warning("%s has the checkpoint's weights and waits for the next update", server.name)
+
+    async def _stop_drafting(self) -> None:
+        """Turn speculative decoding off for good, server by server; their requests are drawn again."""
+        rate = self.config.min_draft_rate
+        if self.config.urls:
+            log.warning(
+                "start the servers given by urls without drafts: fewer than %.0f %% stand", 100 * rate
+            )
+            return
+        log.warning("speculative decoding is turned off: fewer than %.0f %% of the drafts stand", 100 * rate)
+        self.config = replace(self.config, draft_tokens=0)
+        for server in self._servers:
+            async with self._recovering.setdefault(server.name, asyncio.Lock()):
+                await server.restart()
+                server.restarts -= 1
+                await self._rejoin(server)
 
     async def _catch_up(self, server: Server, update: Update) -> None:
         await update.catch_up(server, self.config.retries)
         await self._set_paused(server, "retract")
-        wrong = faults_of(update.expected, await update.commit_at(server))
+        wrong = faults_of(update.expected_of(server), await update.commit_at(server))
         if wrong:
             raise EngineError(f"{server.name} serves other weights than it was given: {', '.join(wrong[:8])}")
         if not (self._paused or self._updating):
