@@ -66,8 +66,8 @@ def sampled(request: pytest.FixtureRequest, model: Path) -> tuple[int, list[Any]
 
     # One path of weights with each kind of server, so that both are seen to reach target and draft.
     transport = "broadcast" if request.param else "files"
-    options = {"draft_tokens": request.param, "max_rows": 16, "transport": transport}
-    return run(test, "sglang", model=model, **options)
+    loading = {"transport": transport, "replay": bool(request.param)}
+    return run(test, "sglang", model=model, draft_tokens=request.param, max_rows=16, **loading)
 
 
 def load_weights(model: Path) -> dict[str, torch.Tensor]:

@@ -84,7 +84,7 @@ class Receiver:
         replay: bool = False,
     ) -> None:
         self.device = device
-        self._replay = replay
+        self.replay = replay
         self._known: dict[int, tuple[Tensor, Sequence[Entry], dict[str, Tensor]]] = {}
         self.version = 0
         self.last_result: dict[str, Any] | None = None
@@ -189,7 +189,7 @@ class Receiver:
 
     def _load(self, tensors: Mapping[str, Tensor]) -> None:
         # A model is given only what it holds: some loaders refuse or log other names.
-        if not self._replay:
+        if not self.replay:
             for model in self._models:
                 _loader(model.module)(list(_held(model, tensors).items()))
             return

@@ -16,6 +16,7 @@ import torch
 from relax_rollout.weights.broadcast import BroadcastGroup, BroadcastSource
 from relax_rollout.weights.bucket import Entry
 from relax_rollout.weights.files import FileSource
+from relax_rollout.weights.ipc import IpcReceiver
 from relax_rollout.weights.receiver import Receiver
 from torch import nn
 
@@ -70,8 +71,8 @@ class Stub:
                     return self._send(502, {})
                 if fault == "restart":
                     stub.boot()
-                if fault == "hang":
-                    time.sleep(3)
+                if fault in ("hang", "slow"):
+                    time.sleep(3 if fault == "hang" else 1)
                 if fault == "damage":
                     flip_first_byte(Path(message["file"]))
                 try:
@@ -107,6 +108,7 @@ class Stub:
         shapes = {name: (shape, torch.float32) for name, shape in SHAPES.items()}
         self.receiver = Receiver({"target": self.model}, shapes, torch.device("cpu"))
         self.group = None
+        self.opened = IpcReceiver()
 
     def answer(self, call, message):
         receiver = self.receiver
@@ -153,11 +155,17 @@ class Stub:
             )
             self.group.join()
         elif call == "receive":
-            source = FileSource(message["file"]) if "file" in message else BroadcastSource(self.group)
+            if "file" in message:
+                source = FileSource(message["file"])
+            elif "handle" in message:
+                source = self.opened.source(message["handle"])
+            else:
+                source = BroadcastSource(self.group)
             entries = [Entry.from_json(fields) for fields in message["entries"]]
             return {"received": receiver.receive(message["update"], message["bucket"], entries, source)}
         elif call == "commit":
             assert self.paused, "committed while it serves"
+            receiver.replay = message["replay"]
             return receiver.commit(message["update"], message["buckets"])
         elif call == "discard":
             receiver.discard()

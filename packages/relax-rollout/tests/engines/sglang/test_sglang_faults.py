@@ -185,6 +185,79 @@ def test_memory_is_released_and_taken_back_once(stubs, checkpoint, fault):
     assert not any(stub.released or stub.paused for stub in stubs)
 
 
+@pytest.fixture
+def device_memory(monkeypatch):
+    """Stands for what a driver shares between processes: buffers by handle."""
+    shared = {}
+
+    def handle_of(buffer):
+        shared[f"memory-{len(shared)}"] = buffer
+        return f"memory-{len(shared) - 1}"
+
+    monkeypatch.setattr("relax_rollout.weights.ipc.handle_of", handle_of)
+    monkeypatch.setattr("relax_rollout.weights.ipc.open_handle", lambda handle, device: shared[handle])
+    return shared
+
+
+@pytest.mark.parametrize("replay", [False, True])
+def test_weights_travel_as_device_memory(stubs, checkpoint, weights, device_memory, replay):
+    lent = torch.arange(12.0)
+
+    async def test(engine):
+        engine.lend([lent])
+        for version in (1, 2, 3):
+            sent = {name: tensor * version for name, tensor in weights.items()}
+            sent["a.weight"] = lent.mul_(version).view(4, 3)
+            digests = await update(engine, sent, version)
+            assert digests == {name: tensor_digest(tensor) for name, tensor in sent.items()}
+            assert all(serve(stub, sent) for stub in stubs)
+            if version == 2:
+                # A server that restarts in the middle gets what was sent again: it is still there.
+                stubs[1].faults["receive"] = ["", "restart"]
+        return await engine.generate(ask())
+
+    options = {"transport": "ipc", "device": "cuda", "replay": replay}
+    completions = run(test, stubs, checkpoint, **options)
+    assert {v for c in completions for v in c.versions} == {3}
+    assert stubs[1].boots == 2
+    # One buffer that was lent, and one for each bucket with another tensor; all updates use the same.
+    assert len(device_memory) == 3
+
+
+def test_the_next_bucket_is_taken_while_one_travels(stubs, checkpoint, weights):
+    stubs[1].faults["receive"] = ["slow"]
+
+    async def test(engine):
+        await engine.begin_update(1)
+        names = list(weights)
+        clock = asyncio.get_running_loop().time
+        start = clock()
+        await engine.load({names[0]: weights[names[0]]})
+        assert clock() - start < 0.5
+        assert stubs[1].calls["receive"] == 0 or not engine._travelling.done()
+        for name in names[1:]:
+            await engine.load({name: weights[name]})
+        return await engine.end_update()
+
+    assert set(run(test, stubs, checkpoint, call_timeout_s=20.0)) == set(weights)
+    assert all(serve(stub, weights) for stub in stubs)
+
+
+def test_what_went_wrong_on_the_way_is_raised_by_the_next_call(stubs, checkpoint, weights):
+    stubs[1].faults["receive"] = ["damage"] * 9
+
+    async def test(engine):
+        await engine.begin_update(1)
+        await engine.load({"a.weight": weights["a.weight"]})
+        with pytest.raises(EngineError, match="received other bytes than were sent"):
+            await engine.load({"b.weight": weights["b.weight"]})
+        with pytest.raises(EngineStateError, match="no update is open"):
+            await engine.end_update()
+        return await engine.generate(ask())
+
+    assert {v for c in run(test, stubs, checkpoint) for v in c.versions} == {0}
+
+
 def test_weights_travel_by_broadcast(stub_processes, checkpoint, weights):
     async def test(engine):
         await update(engine, weights)
@@ -222,10 +295,11 @@ def test_an_engine_that_cannot_start_says_what_to_install(checkpoint, monkeypatc
 @pytest.mark.parametrize(
     ("option", "words"),
     [
-        ({"transport": "pigeon"}, "transport is 'pigeon'; allowed are files, broadcast"),
+        ({"transport": "pigeon"}, "transport is 'pigeon'; allowed are files, ipc, broadcast"),
         ({"servers": 0}, "servers is 0"),
         ({"call_timeout_s": 0}, "call_timeout_s is 0"),
         ({"device": "tpu"}, "cpu, cuda or npu"),
+        ({"transport": "ipc"}, 'a host shares its memory by "files"'),
         ({"nonsense": 1}, "no option nonsense"),
     ],
 )

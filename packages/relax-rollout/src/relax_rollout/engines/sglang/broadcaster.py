@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relax_rollout.digest import tensor_digest
+from relax_rollout.digest import tensor_digests
 from relax_rollout.engine import EngineError
 from relax_rollout.engines.sglang.config import SglangConfig
 from relax_rollout.engines.sglang.server import Server
-from relax_rollout.engines.sglang.update import DamagedBucketError, Update, to_buffer, together, wrong_names
+from relax_rollout.engines.sglang.update import Bucket, DamagedBucketError, Update, together, wrong_names
 from relax_rollout.weights.broadcast import BroadcastGroup
-from relax_rollout.weights.bucket import Entry
+from relax_rollout.weights.bucket import Entry, pack, plan, views
 
 ASK_FIRST_S = 0.3
 
@@ -70,10 +70,22 @@ class Broadcaster:
             raise EngineError(f"the group for weights did not come together: {error}") from error
         self._boots = boots
 
+    def pack(self, update: Update, tensors: Mapping[str, Tensor]) -> tuple[list[Entry], Tensor]:
+        """A bucket in memory of the collective's device; the tensors may change afterwards."""
+        device = next(iter(tensors.values())).device
+        if self._config.collective == "gloo":
+            device = torch.device("cpu")
+        sent = tensor_digests(tensors)
+        entries, nbytes = plan(tensors, sent)
+        buffer = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+        pack(tensors, entries, buffer)
+        update.keep(dict(zip(sent, views(entries, buffer), strict=True)), sent)
+        return entries, buffer
+
     async def send(
-        self, servers: Sequence[Server], update: Update, tensors: Mapping[str, Tensor]
-    ) -> list[Entry]:
-        """Send one bucket.
+        self, servers: Sequence[Server], update: Update, packed: tuple[list[Entry], Tensor]
+    ) -> None:
+        """Send one bucket of :meth:`pack`.
 
         Raises:
             DamagedBucketError: a server received other bytes.
@@ -81,13 +93,7 @@ class Broadcaster:
         """
         assert self._group is not None
         group, place = self._group, len(update.buckets)
-        device = next(iter(tensors.values())).device
-        if self._config.collective == "gloo":
-            device = torch.device("cpu")
-        entries, buffer = to_buffer(tensors, device)
-        digests = {name: tensor_digest(tensor) for name, tensor in tensors.items()}
-        entries = [Entry(e.name, e.dtype, e.shape, e.offset, digests[e.name]) for e in entries]
-        update.keep({name: tensor.detach().clone() for name, tensor in tensors.items()})
+        entries, buffer = packed
         message: dict[str, Any] = {
             "update": update.id,
             "bucket": place,
@@ -108,4 +114,4 @@ class Broadcaster:
                 raise DamagedBucketError(
                     f"{server.name} received other bytes than were sent for {', '.join(wrong[:8])}"
                 )
-        return entries
+        update.buckets.append(Bucket(tuple(entries)))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-Transport = Literal["files", "broadcast"]
+Transport = Literal["files", "ipc", "broadcast"]
 ServerDtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
@@ -34,8 +34,11 @@ class SglangConfig:
             ``urls`` it is only reported). 0 leaves it on.
         draft_window: verifications over which the acceptance rate is taken.
         version: of the weights in ``model``.
-        transport: how weights travel: "files" through shared memory (or ``folder``), "broadcast" by a
-            collective.
+        transport: how weights travel: "files" through shared memory of the host (or ``folder``); "ipc" as
+            memory of the device, opened and not copied, for a server on the device that the tensors are on;
+            "broadcast" by a collective.
+        replay: load by the copies that the model's loader was seen to do, all at once, instead of calling it
+            with every tensor: quicker, and blind to whatever else the loader does.
         folder: where "files" puts buckets; None is shared memory, a file system that all hosts see works
             across hosts.
         backend: collective of "broadcast": "gloo", "nccl" or "hccl"; None takes the device's.
@@ -44,8 +47,8 @@ class SglangConfig:
         restarts: how often a server of ours is started again before the engine gives up.
         start_timeout_s: seconds for a server to come up.
         call_timeout_s: seconds for one control call or one bucket.
-        hang_timeout_s: seconds after which a server that draws and does not answer counts as hung: it is started
-            again, and its requests are drawn again.
+        hang_timeout_s: seconds after which a server that draws and does not answer counts as hung: it is
+            started again, and its requests are drawn again.
         retries: how often a control call is repeated that the network or a gateway lost.
         log_folder: where servers write their logs; None is a folder of temporary files.
         arguments: further arguments of SGLang's server, as on its command line.
@@ -70,6 +73,7 @@ class SglangConfig:
     draft_window: int = 2000
     version: int = 0
     transport: Transport = "files"
+    replay: bool = False
     folder: str | Path | None = None
     backend: str | None = None
     host: str = "127.0.0.1"
@@ -104,6 +108,8 @@ class SglangConfig:
             object.__setattr__(self, "router", self.router.rstrip("/"))
         if self.device.partition(":")[0] not in ("cpu", "cuda", "npu"):
             raise ValueError(f"device is {self.device!r}; SGLang's servers run on cpu, cuda or npu")
+        if self.transport == "ipc" and self.device == "cpu":
+            raise ValueError('transport is "ipc" and device "cpu"; a host shares its memory by "files"')
         lows = {
             "servers": 1, "tensor_parallel": 1, "max_rows": 1, "draft_tokens": 0, "version": 0, "restarts": 0,
             "retries": 0, "draft_window": 1,

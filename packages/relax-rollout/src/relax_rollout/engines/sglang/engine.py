@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -17,6 +18,7 @@ from relax_rollout.engines.sglang.update import Bucket, Update, faults_of, serve
 from relax_rollout.requests import PauseMode
 from relax_rollout.update_check import UpdateCheck
 from relax_rollout.weights.files import BucketFiles
+from relax_rollout.weights.ipc import IpcSender
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +50,9 @@ class SglangEngine(Sending):
             await self._stop_drafting()
         served, _ = served_weights(self._servers[0])
         files = BucketFiles(self.config.folder) if self.config.transport == "files" else None
-        update = Update(version, UpdateCheck(served, version), files)
+        if self.config.transport == "ipc":
+            self._ipc = self._ipc or IpcSender()
+        update = Update(version, UpdateCheck(served, version), files, self._ipc, replay=self.config.replay)
         self._update = update
         await self._at_all(update.begin_at)
         if self.config.transport == "broadcast":
@@ -57,22 +61,48 @@ class SglangEngine(Sending):
         return update.check.dtypes()
 
     async def load(self, bucket: Mapping[str, Tensor]) -> None:
-        """See :meth:`relax_rollout.RolloutEngine.load`."""
+        """See :meth:`relax_rollout.RolloutEngine.load`.
+
+        It returns while the bucket still travels, so that the caller makes the next one meanwhile; what went
+        wrong on the way is raised by the next call.
+        """
         update = self._open_update()
         try:
             tensors = update.accept(bucket)
             if not tensors:
                 return
             if self._broadcaster is not None:
-                entries = await self._broadcaster.send(self._servers, update, tensors)
-                update.buckets.append(Bucket(tuple(entries), None))
-                return
-            update.buckets.append(await asyncio.to_thread(update.pack_file, tensors))
-            place = len(update.buckets) - 1
-            await self._at_all(lambda server: update.send_to(server, place, self.config.retries))
+                packed = await asyncio.to_thread(self._broadcaster.pack, update, tensors)
+                await self._arrived()
+                sending = self._broadcaster.send(self._servers, update, packed)
+            else:
+                buckets = await asyncio.to_thread(update.pack, tensors)
+                await self._arrived()
+                sending = self._send(update, buckets)
+            self._travelling = asyncio.create_task(sending)
         except (WeightUpdateError, EngineError):
             await self._drop()
             raise
+
+    async def _send(self, update: Update, buckets: Sequence[Bucket]) -> None:
+        retries = self.config.retries
+        for bucket in buckets:
+            update.buckets.append(bucket)
+            await self._at_all(partial(update.send_to, place=len(update.buckets) - 1, resend=retries))
+
+    async def _arrived(self) -> None:
+        """Wait for the bucket that travels, and raise what went wrong with it."""
+        travelling, self._travelling = self._travelling, None
+        if travelling is not None:
+            await travelling
+
+    def lend(self, tensors: Iterable[Tensor]) -> None:
+        """Name memory whose tensors "ipc" need not copy, such as a trainer's parameter buffers.
+
+        It must stay where it is for as long as the engine lives, and as it is from ``load`` to the end of
+        each update.
+        """
+        self._ipc = IpcSender(tensors)
 
     async def end_update(self) -> Mapping[str, str]:
         """See :meth:`relax_rollout.RolloutEngine.end_update`.
@@ -83,8 +113,9 @@ class SglangEngine(Sending):
         """
         update = self._open_update()
         try:
+            await self._arrived()
             update.check_complete()
-        except WeightUpdateError:
+        except (WeightUpdateError, EngineError):
             await self._drop()
             raise
         async with self._control:
@@ -137,6 +168,8 @@ class SglangEngine(Sending):
 
     async def _drop(self) -> None:
         update, self._update = self._update, None
+        with contextlib.suppress(EngineError):
+            await self._arrived()
         if update is not None:
             update.close()
         for server in self._servers:
@@ -228,6 +261,9 @@ class SglangEngine(Sending):
         if self._prepare is not None:
             self._prepare.cancel()
             await asyncio.gather(self._prepare, return_exceptions=True)
+        if self._travelling is not None:
+            self._travelling.cancel()
+            await asyncio.gather(self._travelling, return_exceptions=True)
         await self._end_watches()
         if self.config.urls:
             for server in self._servers:

@@ -24,6 +24,7 @@ from relax_rollout.engines.sglang.router import Router
 from relax_rollout.engines.sglang.server import Server, ServerRestartedError, log_file
 from relax_rollout.engines.sglang.update import Update, faults_of, together
 from relax_rollout.engines.sglang.view import max_context, write_view
+from relax_rollout.weights.ipc import IpcSender
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +65,8 @@ class Fleet:
         self._control = asyncio.Lock()
         self._recovering: dict[str, asyncio.Lock] = {}
         self._broadcaster: Broadcaster | None = None
+        self._ipc: IpcSender | None = None
+        self._travelling: asyncio.Task[None] | None = None
         self._router: Router | None = None
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._recovery: asyncio.Task[None] | None = None

@@ -5,17 +5,17 @@ import logging
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-import torch
 from torch import Tensor
 
-from relax_rollout.digest import tensor_digest
+from relax_rollout.digest import tensor_digests
 from relax_rollout.engine import EngineError
 from relax_rollout.engines.sglang.server import Server
 from relax_rollout.update_check import Served, UpdateCheck
 from relax_rollout.weights.bucket import Entry, pack, plan, torch_dtype, views
 from relax_rollout.weights.files import BucketFiles
+from relax_rollout.weights.ipc import IpcSender
 
 log = logging.getLogger(__name__)
 
@@ -51,11 +51,13 @@ class Bucket:
 
     Args:
         entries: what is where in it.
-        file: where it is, or None if it travelled by broadcast.
+        file: where it is, or None.
+        handle: of the device memory where it is, or None. Without either it travelled by broadcast.
     """
 
     entries: tuple[Entry, ...]
-    file: str | None
+    file: str | None = None
+    handle: str | None = None
 
     def message(self, update: str, place: int) -> dict[str, Any]:
         """The fields of a "receive" call."""
@@ -64,15 +66,8 @@ class Bucket:
             "bucket": place,
             "entries": [entry.to_json() for entry in self.entries],
         }
-        return fields if self.file is None else fields | {"file": self.file}
-
-
-class Transport(Protocol):
-    """Carries one bucket to all servers."""
-
-    async def send(self, update: str, place: int, tensors: Mapping[str, Tensor]) -> Bucket:
-        """Send it; returns when every server has acknowledged it."""
-        ...
+        where = {"file": self.file, "handle": self.handle}
+        return fields | {name: value for name, value in where.items() if value is not None}
 
 
 class Update:
@@ -81,14 +76,26 @@ class Update:
     Args:
         version: that it will serve as.
         check: of its names.
-        files: where its buckets are; None if they travel by broadcast.
+        files: where its buckets are, or None.
+        ipc: what gives out its buckets as device memory, or None. Without either they travel by broadcast.
+        replay: see :class:`relax_rollout.engines.sglang.config.SglangConfig`.
     """
 
-    def __init__(self, version: int, check: UpdateCheck, files: BucketFiles | None) -> None:
+    def __init__(
+        self,
+        version: int,
+        check: UpdateCheck,
+        files: BucketFiles | None,
+        ipc: IpcSender | None = None,
+        *,
+        replay: bool = False,
+    ) -> None:
         self.id = f"{version}-{secrets.token_hex(4)}"
         self.version = version
         self.check = check
         self.files = files
+        self.ipc = ipc
+        self.replay = replay
         self.buckets: list[Bucket] = []
         self.expected: dict[str, str] = {}
         self._staged: dict[str, Tensor] = {}
@@ -111,11 +118,18 @@ class Update:
                 wanted[name] = tensor
         return wanted
 
-    def keep(self, tensors: Mapping[str, Tensor]) -> None:
-        """Note the digests that the servers should have, and what is needed to compare tied names."""
+    def keep(self, tensors: Mapping[str, Tensor], sent: Mapping[str, str]) -> None:
+        """Note the digests that the servers should have, and what is needed to compare tied names.
+
+        Args:
+            tensors: that were sent, as they stay until the update ends.
+            sent: their digests.
+        """
+        served = self.check.dtypes()
+        dtypes = {name: torch_dtype(served[name]) for name in tensors}
+        cast = {name: t.to(dtypes[name]) for name, t in tensors.items() if t.dtype != dtypes[name]}
+        self.expected |= dict(sent) | tensor_digests(cast)
         for name, tensor in tensors.items():
-            dtype = torch_dtype(self.check.dtypes()[name])
-            self.expected[name] = tensor_digest(tensor.to(dtype))
             tied = name.endswith("embed_tokens.weight")
             self._staged[name] = tensor if tied else tensor.new_empty(0)
 
@@ -123,15 +137,21 @@ class Update:
         """See :class:`relax_rollout.update_check.UpdateCheck`."""
         self.check.check_complete(self._staged)
 
-    def pack_file(self, tensors: Mapping[str, Tensor]) -> Bucket:
-        """Write a bucket into a file; the tensors may change afterwards."""
+    def pack(self, tensors: Mapping[str, Tensor]) -> list[Bucket]:
+        """Write tensors into a file, or give them out as device memory.
+
+        Tensors in a file may change afterwards; device memory that was lent stays as it is until the end.
+        """
+        sent = tensor_digests(tensors)
+        if self.ipc is not None:
+            self.keep(tensors, sent)
+            return [Bucket(tuple(entries), handle=h) for entries, h in self.ipc.buckets(tensors, sent)]
         assert self.files is not None
-        entries, nbytes = plan(tensors, {name: tensor_digest(t) for name, t in tensors.items()})
+        entries, nbytes = plan(tensors, sent)
         path, buffer = self.files.create(nbytes)
         pack(tensors, entries, buffer)
-        held = dict(zip((e.name for e in entries), views(entries, buffer), strict=True))
-        self.keep(held)
-        return Bucket(tuple(entries), path)
+        self.keep(dict(zip((e.name for e in entries), views(entries, buffer), strict=True)), sent)
+        return [Bucket(tuple(entries), file=path)]
 
     async def begin_at(self, server: Server) -> None:
         """Open it at a server."""
@@ -156,7 +176,7 @@ class Update:
 
     async def catch_up(self, server: Server, resend: int) -> None:
         """Give a server that has lost it everything sent so far."""
-        if self.files is None and self.buckets:
+        if self.buckets and self.files is None and self.ipc is None:
             raise LostUpdateError(
                 f"{server.name} was restarted during the update to version {self.version}; send it again"
             )
@@ -167,7 +187,11 @@ class Update:
     async def commit_at(self, server: Server) -> dict[str, Any]:
         """Make it serve at a server, which must be paused; the answer is the same when it is asked again."""
         return await server.control(
-            "commit", update=self.id, buckets=len(self.buckets), expected=self.expected_of(server)
+            "commit",
+            update=self.id,
+            buckets=len(self.buckets),
+            expected=self.expected_of(server),
+            replay=self.replay,
         )
 
     def expected_of(self, server: Server) -> dict[str, str]:
@@ -179,6 +203,8 @@ class Update:
         """Drop the buckets."""
         if self.files is not None:
             self.files.close()
+        if self.ipc is not None:
+            self.ipc.release()
 
 
 def wrong_names(entries: Sequence[Entry], received: Mapping[str, str]) -> list[str]:
@@ -201,11 +227,3 @@ async def together(calls: Sequence[Any]) -> list[Any]:
         if isinstance(result, BaseException):
             raise result
     return results
-
-
-def to_buffer(tensors: Mapping[str, Tensor], device: torch.device) -> tuple[list[Entry], Tensor]:
-    """A bucket in memory of a device, for broadcast."""
-    entries, nbytes = plan(tensors, {})
-    buffer = torch.zeros(nbytes, dtype=torch.uint8, device=device)
-    pack(tensors, entries, buffer)
-    return entries, buffer

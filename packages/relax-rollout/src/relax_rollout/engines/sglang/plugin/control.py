@@ -19,6 +19,7 @@ from relax_rollout.engines.sglang.plugin import faults, memory, versions
 from relax_rollout.weights.broadcast import BroadcastGroup, BroadcastSource
 from relax_rollout.weights.bucket import Entry
 from relax_rollout.weights.files import FileSource
+from relax_rollout.weights.ipc import IpcReceiver
 from relax_rollout.weights.receiver import Receiver
 
 log = logging.getLogger(__name__)
@@ -69,6 +70,7 @@ class Control:
         self._updater = updater
         self._runner = updater.tp_worker.model_runner
         self._group: BroadcastGroup | None = None
+        self._opened = IpcReceiver()
         faults.plant(self._models())
         self.receiver = Receiver(
             self._models(),
@@ -143,6 +145,8 @@ class Control:
         entries = [Entry.from_json(fields) for fields in message["entries"]]
         if "file" in message:
             source: Any = FileSource(message["file"])
+        elif "handle" in message:
+            source = self._opened.source(message["handle"])
         elif self._group is None:
             raise ValueError("a broadcast was announced, but no group was connected")
         else:
@@ -157,6 +161,7 @@ class Control:
             raise RuntimeError("requests hold caches of the old weights; pause with the mode retract")
         for request in scheduler.waiting_queue:
             versions.stamp(request)
+        self.receiver.replay = message.get("replay", False)
         result = self.receiver.commit(message["update"], message["buckets"])
         versions.serving = self.receiver.version
         with memory.no_requests(scheduler):
