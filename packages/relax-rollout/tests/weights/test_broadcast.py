@@ -16,7 +16,7 @@ def bucket(n):
 
 def receive(pipe, port):
     torch.set_num_threads(1)
-    group = BroadcastGroup(("127.0.0.1", port), 1, 2, "gloo", 30.0, "test")
+    group = BroadcastGroup(("127.0.0.1", port), 1, 2, "gloo", 300.0, "test")
     group.join()
     right = []
     for n in range(10):
@@ -27,7 +27,7 @@ def receive(pipe, port):
 
 
 def test_buckets_arrive_in_order_though_their_tensors_change_at_once():
-    group = BroadcastGroup(("127.0.0.1", 0), 0, 2, "gloo", 30.0, "test")
+    group = BroadcastGroup(("127.0.0.1", 0), 0, 2, "gloo", 300.0, "test")
     context = torch.multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     child = context.Process(target=receive, args=(there, group.port), daemon=True)
