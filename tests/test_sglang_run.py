@@ -170,7 +170,7 @@ def test_an_updated_draft_keeps_its_acceptance_a_frozen_one_is_turned_off_a_hung
         return drawn, rates
 
     options = {"draft_tokens": 3, "max_rows": 16, "min_draft_rate": 0.02, "draft_window": 100}
-    drawn, (first, updated, stale) = run(test, "sglang", model=model, hang_timeout_s=8.0, **options)
+    drawn, (first, updated, stale) = run(test, "sglang", model=model, hang_timeout_s=20.0, **options)
     assert first > 0.05
     assert updated == pytest.approx(first, rel=0.1)
     assert stale < 0.3 * first
@@ -178,7 +178,7 @@ def test_an_updated_draft_keeps_its_acceptance_a_frozen_one_is_turned_off_a_hung
     assert tokens == [tokens[0]] * 5
     assert {v for c in (*drawn[3], *drawn[4]) for v in c.versions} == {3}
     assert [c.drafts for c in (*drawn[3], *drawn[4])] == [None] * len(drawn[3] + drawn[4])
-    assert "server 0 has not answered for 8 s" in caplog.text
+    assert "server 0 has not answered for 20 s" in caplog.text
     assert "speculative decoding is turned off: fewer than 2 % of the drafts stand" in caplog.text
 
 
