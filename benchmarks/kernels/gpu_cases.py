@@ -159,6 +159,8 @@ def small(T: int) -> Iterator[Case]:
     )
     heads = ((T, 32, 128), (T, 32, 128), (128,))
     yield case("gated_rms_norm 32 x 128", "gated_rms_norm", heads, 3 * hidden, 8 * hidden, eps=1e-6)
+    gates = ((T, 32), (T, 32), (32,), (32,))
+    yield case("delta_gates 32", "delta_gates", gates, 5 * T * 32, 12 * T * 32)
     channels = ((T, 8192), (8192, 4))
     cu = rk.CuSeqlens.from_lengths((T // 2, T // 4, T // 4 - 1, 1))
     fla = {"fla": partial(_fla_conv, cu.host)}
@@ -166,8 +168,8 @@ def small(T: int) -> Iterator[Case]:
         "causal_conv1d 8192 x 4", "causal_conv1d", channels, 4 * hidden, 10 * hidden, fla, cu_seqlens=cu
     )
     yield case("swiglu 12288", "swiglu", ((T, 24576),), 9 * hidden, 24 * hidden)
-    gates = ((T, 16, 256), (T, 16, 256))
-    yield case("output_gate 16 x 256", "output_gate", gates, 3 * hidden, 8 * hidden)
+    gated = ((T, 16, 256), (T, 16, 256))
+    yield case("output_gate 16 x 256", "output_gate", gated, 3 * hidden, 8 * hidden)
 
 
 def rotary(T: int, H: int, D: int, R: int) -> Case:

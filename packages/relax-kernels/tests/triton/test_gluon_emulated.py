@@ -18,11 +18,11 @@ def test_kernels_for_hopper_agree_with_the_reference() -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("agrees") == 15
+    assert done.stdout.count("agrees") == 17
 
 
 def test_the_emulation_sees_a_barrier_armed_twice() -> None:

@@ -62,6 +62,7 @@ def leaf(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.rand(*shape).to(dtype).requires_grad_()
 
 
+HEAD = {"temperature": 0.7, "chunk_tokens": None, "process_group": None, "reduce_hidden_grad": True}
 CALLS: dict[str, tuple[Callable[[], tuple[Any, ...]], dict[str, Any], set[str]]] = {
     "adamw_step": (
         lambda: (*(leaf(T).detach() for _ in range(4)), torch.zeros(T, dtype=torch.int16)),
@@ -72,6 +73,16 @@ CALLS: dict[str, tuple[Callable[[], tuple[Any, ...]], dict[str, Any], set[str]]]
         lambda: (*(leaf(T, dtype=torch.float32).detach() for _ in range(4)), None),
         {"step": 1, "grad_scale": 1.0, "seed": 0, "first": 0, **OPTIONS},
         {"adamw_kernel"},
+    ),
+    "linear_logprob": (
+        lambda: (leaf(T, 64), leaf(3000, 64), torch.arange(T) - 1),
+        {**HEAD, "with_entropy": True, "top_k": 20},
+        {"gather_kernel", "spread_kernel"},
+    ),
+    "linear_logprob of a fixed head": (
+        lambda: (leaf(T, 64), leaf(3000, 64).detach(), torch.arange(T) - 1),
+        {**HEAD, "with_entropy": False, "top_k": None},
+        {"gather_kernel", "weigh_kernel"},
     ),
     "causal_conv1d": (
         lambda: (leaf(T, 512), leaf(512, 4), leaf(512)),

@@ -39,7 +39,7 @@ def run(what: str) -> list[str]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=900,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
@@ -52,5 +52,9 @@ def test_kernels_agree_with_the_reference() -> None:
 
 def test_sequences_do_not_meet_and_closed_gates_keep_their_digits() -> None:
     lines = run("cases")
-    assert len([line for line in lines if "-neighbours-" in line]) == 10
+    assert len([line for line in lines if "-neighbours-" in line]) == 11
     assert len([line for line in lines if "-closes-now-and-then" in line]) == 3
+
+
+def test_the_vocabulary_over_two_ranks() -> None:
+    assert run("ranks") == ["top 900 agrees", "top 3 agrees", "fixed agrees"]

@@ -83,8 +83,8 @@ def closing_gate_cases(on_own_scale: bool) -> Iterator[Case]:
     there, but g, which it is multiplied with further back, is large. The suite does not ask for that.
     """
     for closed in (-8.0, -30.0, -1000.0):
-        for dtype in (torch.float32, torch.bfloat16):
-            setting = _Setting((20, 150, 64), dtype=dtype, decay=(-0.5, 0.0), closed=closed)
+        for dtype, dim in ((torch.float32, 64), (torch.bfloat16, 128)):
+            setting = _Setting((20, 150, 64), (1, 2, dim, dim), dtype, decay=(-0.5, 0.0), closed=closed)
             name = f"closes-now-and-then{closed:g}-{dtype_name(dtype)}"
             yield _case(name, replace(setting, on_own_scale=on_own_scale))
 

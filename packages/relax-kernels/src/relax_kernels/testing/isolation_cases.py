@@ -37,7 +37,7 @@ class _Call:
 
 def cases() -> Iterator[Case]:
     """Yield the cases."""
-    for name, make in _CALLS.items():
+    for name, make in CALLS.items():
         for dtype in (torch.float32, torch.bfloat16):
             op = name.split("-")[0]
             yield Case(op, f"{name}-neighbours-{dtype_name(dtype)}", partial(_check, op, make, dtype))
@@ -76,7 +76,7 @@ def _run(
         for i, (axis, x) in enumerate(smooth)
     ]
     wanted = {name: x for name, x in inputs.items() if isinstance(x, torch.Tensor) and x.requires_grad}
-    grads = torch.autograd.grad([x for _, x in smooth], list(wanted.values()), weights)
+    grads = torch.autograd.grad([x for _, x in smooth], list(wanted.values()), weights) if wanted else ()
     found += [
         (f"the gradient of {name}", call.inputs[name][0], x) for name, x in zip(wanted, grads, strict=True)
     ]
@@ -104,17 +104,44 @@ def _planted(x: Any, place: torch.Tensor | None, value: float) -> Any:
     return planted.requires_grad_(x.requires_grad)
 
 
-def _delta_rule(target: Target, dtype: torch.dtype) -> _Call:
+def _delta_rule(dim: int, target: Target, dtype: torch.dtype) -> _Call:
     inputs = {
-        "q_THK": ("T", target.normal(T, 1, 64, seed=1, dtype=dtype)),
-        "k_THK": ("T", target.normal(T, 1, 64, seed=2, dtype=dtype)),
-        "v_TUV": ("T", target.normal(T, 2, 64, seed=3, dtype=dtype)),
+        "q_THK": ("T", target.normal(T, 1, dim, seed=1, dtype=dtype)),
+        "k_THK": ("T", target.normal(T, 1, dim, seed=2, dtype=dtype)),
+        "v_TUV": ("T", target.normal(T, 2, dim, seed=3, dtype=dtype)),
         "g_TU": ("T", target.uniform(T, 2, low=-1.0, high=0.0, seed=4)),
         "beta_TU": ("T", target.uniform(T, 2, low=0.0, high=1.0, seed=5, dtype=dtype)),
-        "initial_state_NUKV": ("N", target.normal(N, 2, 64, 64, seed=6)),
+        "initial_state_NUKV": ("N", target.normal(N, 2, dim, dim, seed=6)),
     }
     options = {"cu_seqlens": CuSeqlens.from_lengths(LENGTHS), "output_final_state": True}
     return _Call(inputs, "TN", options)
+
+
+def _delta_step(target: Target, dtype: torch.dtype) -> _Call:
+    shapes = {
+        "q_NHK": (N, 1, 64),
+        "k_NHK": (N, 1, 64),
+        "v_NUV": (N, 2, 64),
+        "g_NU": (N, 2),
+        "beta_NU": (N, 2),
+        "state_NUKV": (N, 2, 64, 64),
+    }
+    inputs = {
+        name: ("N", target.normal(*shape, seed=seed, dtype=dtype).detach())
+        for seed, (name, shape) in enumerate(shapes.items())
+    }
+    for name in ("g_NU", "state_NUKV"):
+        inputs[name] = ("N", inputs[name][1].float())
+    return _Call(inputs, "NN")
+
+
+def _conv_step(target: Target, dtype: torch.dtype) -> _Call:
+    inputs = {
+        "x_NC": ("N", target.normal(N, 24, seed=1, dtype=dtype).detach()),
+        "state_NCW": ("N", target.normal(N, 24, 3, seed=2, dtype=dtype).detach()),
+        "weight_CW": (".", target.normal(24, 4, seed=3, dtype=dtype).detach()),
+    }
+    return _Call(inputs, "NN")
 
 
 def _conv(target: Target, dtype: torch.dtype) -> _Call:
@@ -175,6 +202,12 @@ def _logprob(target: Target, dtype: torch.dtype) -> _Call:
     return _Call(inputs, "TTTT", {"with_entropy": True, "top_k": 5})
 
 
+def _fixed_head(target: Target, dtype: torch.dtype) -> _Call:
+    inputs = dict(_logprob(target, dtype).inputs)
+    inputs["weight_VD"] = (".", target.normal(300, 64, seed=2, dtype=dtype).detach())
+    return _Call(inputs, "T")
+
+
 def _permutation(target: Target) -> Permutation:
     expert = torch.randint(0, N, (T, TOP_K), generator=torch.Generator().manual_seed(1))
     order = expert.flatten().argsort(stable=True)
@@ -210,9 +243,12 @@ def _grouped(target: Target, dtype: torch.dtype) -> _Call:
 
 _EPS = {"eps": 1e-6}
 _CENTRED = {"eps": 1e-6, "zero_centred": True}
-_CALLS: dict[str, Callable[[Target, torch.dtype], _Call]] = {
-    "gated_delta_rule": _delta_rule,
+CALLS: dict[str, Callable[[Target, torch.dtype], _Call]] = {
+    "gated_delta_rule": partial(_delta_rule, 64),
+    "gated_delta_rule-128": partial(_delta_rule, 128),
+    "gated_delta_rule_step": _delta_step,
     "causal_conv1d": _conv,
+    "causal_conv1d_step": _conv_step,
     "attention": partial(_attention, True, None),
     "attention-other-keys": partial(_attention, True, KEYS),
     "attention-not-causal": partial(_attention, False, KEYS),
@@ -224,6 +260,7 @@ _CALLS: dict[str, Callable[[Target, torch.dtype], _Call]] = {
     "output_gate": _rows("T", {}, x=(T, 2, 40), gate=(T, 2, 40)),
     "delta_gates": _rows("TT", {}, a_TU=(T, 6), b_TU=(T, 6), A_log_U=(6,), dt_bias_U=(6,)),
     "linear_logprob": _logprob,
+    "linear_logprob-fixed": _fixed_head,
     "router_topk": _rows("TT", {"top_k": 3}, logits_TE=(T, 20)),
     "permute_tokens": _permute,
     "unpermute_tokens": _unpermute,
