@@ -18,7 +18,7 @@ def test_kernels_for_hopper_agree_with_the_reference() -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=580,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

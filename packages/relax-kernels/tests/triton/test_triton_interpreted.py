@@ -39,7 +39,7 @@ def run(what: str) -> list[str]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=580,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
