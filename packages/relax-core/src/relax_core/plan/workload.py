@@ -44,10 +44,12 @@ class Workload:
         parts = config.trainer.optimizer_steps_per_batch
         if config.algorithm.algorithm.loop != "rl":
             longest = config.data.max_tokens or config.trainer.micro_batch_tokens
-            count = max(1, config.sft.samples_per_step // parts)
+            pairs = config.algorithm.algorithm.loop == "pairs"
+            count = max(1, config.sft.samples_per_step // parts) * (2 if pairs else 1)
+            forwards = 1 + parts if pairs else 0
             lengths = spread(longest, count, fill)
             words = (f"samples of {sum(lengths) // count} tokens on average, {max(lengths)} at most",)
-            return cls(lengths, parts, 0, 0, 0, 0.0, 0, 0.5, 0, words)
+            return cls(lengths, parts, 0, 0, 0, 0.0, 0, 0.5, forwards, words + _unplanned(config))
         rollout = config.rollout
         longest = rollout.max_new_tokens
         prompt_tokens = min(prompt_tokens, config.data.max_tokens or prompt_tokens)
@@ -55,7 +57,12 @@ class Workload:
         answers = spread(longest, max(1, sequences // parts), fill)
         mean = sum(answers) / len(answers)
         algorithm = config.algorithm
-        once = (parts > 1, algorithm.needs_reference, algorithm.algorithm.needs_critic)
+        once = (
+            parts > 1 or algorithm.algorithm.needs_teacher,
+            algorithm.needs_reference,
+            algorithm.algorithm.needs_critic,
+            config.teacher.path is not None,
+        )
         forwards = sum(map(int, once)) + parts * int(algorithm.algorithm.needs_scores)
         return cls(
             lengths=tuple(prompt_tokens + answer for answer in answers),
@@ -69,8 +76,19 @@ class Workload:
             forwards=forwards,
             words=(
                 f"prompts of {prompt_tokens} tokens, completions of {mean:.0f} on average, {longest} at most",
+                *_unplanned(config),
             ),
         )
+
+
+def _unplanned(config: RelaxConfig) -> tuple[str, ...]:
+    """What the figures leave out, in words."""
+    found = []
+    if config.lora.rank:
+        found.append("adapters are planned as whole weights: gradients and optimizer will take far less")
+    if config.teacher.path is not None:
+        found.append(f"the memory of the teacher {config.teacher.path} is not planned")
+    return tuple(found)
 
 
 def spread(longest: int, count: int, fill: float) -> tuple[int, ...]:
