@@ -19,7 +19,8 @@ log-probs before the step, which costs one more forward pass (*scores*).
 
 r is pi / pi_old of a token, A its advantage, x the score of its completion, sg(.) has no gradient. Each loss
 is multiplied by the importance weight of trainer over engine (`algorithm.correction`) where the algorithm has
-one, and KL (`algorithm.kl_loss_coef`) and entropy (`algorithm.entropy_coef`) may be added.
+one; it is a completion's where the ratio is. KL (`algorithm.kl_loss_coef`) and entropy
+(`algorithm.entropy_coef`) may be added.
 """
 REST = """
 ## Settings around them

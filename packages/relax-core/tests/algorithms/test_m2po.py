@@ -18,7 +18,8 @@ def test_the_largest_log_ratios_are_left_out_until_the_mean_square_fits():
     # Squares 0.01, 0.04, 1, 0.25; sorted 0.01, 0.04, 0.25, 1 with running means 0.01, 0.025, 0.1, 0.325.
     ratios = [-0.1, 0.2, 1.0, -0.5]
     assert kept(ratios, 0.04) == [1, 1, 0, 0]
-    assert kept(ratios, 0.11) == [1, 1, 0, 1]
+    assert kept(ratios, 0.099) == [1, 1, 0, 0]
+    assert kept(ratios, 0.101) == [1, 1, 0, 1]
     assert kept(ratios, 0.33) == [1, 1, 1, 1]
     assert kept(ratios, 0.005) == [0, 0, 0, 0]
 

@@ -52,3 +52,11 @@ def test_without_a_clip_it_is_half_the_squared_error():
     found = value_loss(torch.tensor([3.0]), torch.zeros(1), torch.ones(1), clip=None)
     assert found.loss_T.tolist() == [2.0]
     assert found.clipped_T.tolist() == [False]
+
+
+def test_rounding_does_not_count_as_clipping():
+    generator = torch.Generator().manual_seed(0)
+    old_T = torch.randn(1000, generator=generator)
+    value_T = old_T + 0.01 * torch.randn(1000, generator=generator)
+    found = value_loss(value_T, old_T, torch.randn(1000, generator=generator), clip=0.2)
+    assert not found.clipped_T.any()

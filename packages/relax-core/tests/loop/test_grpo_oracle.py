@@ -1,5 +1,6 @@
-"""Whole steps of the loop against GRPO written here anew: transformers' model on padded rows, plain autograd,
-torch's AdamW. The engine and the reward are scripted, so that both sides see the same completions.
+"""Whole steps of the loop against GRPO, GSPO, CISPO, SAPO and RLOO written here anew: transformers' model on
+padded rows, plain autograd, torch's AdamW. The engine and the reward are scripted, so that both sides see the
+same completions.
 
 Tolerances: both sides run the model in float32. One step agrees to 1e-6 in losses and in every gradient;
 Adam then carries round-off into the weights, and these into the next step. It divides a gradient g by |g| +
@@ -20,6 +21,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from relax_bridge import Checkpoint, write_checkpoint
+from relax_core.algorithms import get_algorithm
 from relax_core.loop.rl import RlLoop, open_task
 from relax_core.loop.rollout import Rollout
 from relax_core.loop.session import open_session
@@ -148,7 +150,9 @@ class Oracle:
             values = [rewards[id(s)] for s in members]
             for s in members:
                 s.advantage = rewards[id(s)] - mean(values)
-                if algorithm.name == "grpo":
+                if algorithm.name == "rloo":
+                    s.advantage = rewards[id(s)] - (sum(values) - rewards[id(s)]) / (len(values) - 1)
+                elif algorithm.name != "dr_grpo":
                     s.advantage /= stdev(values) + algorithm.advantage_eps
         found = []
         for size in SPLITS[len(groups), parts]:
@@ -170,23 +174,25 @@ class Oracle:
                 "token_mean": 1 / sum(counts),
                 "sequence_mean": 1 / len(s.completion) / len(sequences),
                 "group_mean": 1 / group / len({other.group for other in sequences}),
+                "sequence_sum": 1 / len(sequences),
                 "fixed_length": 1 / self.config.rollout.max_new_tokens / len(sequences),
             }[algorithm.token_reduction]
+            before = new.detach() if trainer.optimizer_steps_per_batch == 1 else s.old
+            whole_ratio = (new - before).mean().exp()
             gap = s.old - torch.tensor(s.rollout, dtype=torch.float64)
             of_all = {"sequence": gap.sum(), "geometric": gap.mean()}
             low_trust, high_trust = algorithm.correction_band
             for i in range(len(new)):
                 ratio = (new[i] - s.old[i]).exp()
-                trust = float(of_all.get(algorithm.correction_level, gap[i]).clamp(-20, 20).exp())
+                trust = float(of_all.get(algorithm.correction_level_in_use, gap[i]).clamp(-20, 20).exp())
                 if trainer.optimizer_steps_per_batch == 1:
                     ratio = (new[i] - new[i].detach()).exp()
                 capped = not low_trust <= trust <= high_trust
                 trust = (high_trust if algorithm.correction == "truncated" else 0.0) if capped else trust
-                low, high = 1 - algorithm.clip_low, 1 + algorithm.clip_high
-                clipped = float(ratio) > high if s.advantage > 0 else float(ratio) < low and s.advantage < 0
-                dual = bool(algorithm.dual_clip) and s.advantage < 0 and float(ratio) > algorithm.dual_clip
-                factor = high if s.advantage > 0 else low
-                loss = -(factor if clipped else algorithm.dual_clip if dual else ratio) * s.advantage
+                low, high = 1 - algorithm.clip_range[0], 1 + algorithm.clip_range[1]
+                loss, clipped, dual = token_loss(
+                    algorithm, (low, high), s.advantage, ratio, whole_ratio, new[i]
+                )
                 sums["policy"] += weight * trust * loss
                 if algorithm.kl_loss_coef:
                     sums["kl"] += weight * kl(algorithm.kl, new[i], s.ref[i])
@@ -229,6 +235,25 @@ class Oracle:
         trunks = [new[len(new) - len(own) :] for new, own in zip(news, picked, strict=True)]
         draft, trunk = torch.cat(picked), torch.cat(trunks).detach()
         return -draft.mean(), float((draft.detach() - trunk).exp().clamp(max=1).mean())
+
+
+def token_loss(algorithm, band, advantage, ratio, whole_ratio, logprob):
+    """(loss of one token, whether it is clipped, whether dually so) by the algorithm's paper."""
+    low, high = band
+    if algorithm.name == "rloo":
+        return -advantage * logprob, False, False
+    if algorithm.name == "cispo":
+        weight = min(max(float(ratio), low), high)
+        return -weight * advantage * logprob, weight != float(ratio), False
+    if algorithm.name == "sapo":
+        tau = algorithm.gate_positive if advantage > 0 else algorithm.gate_negative
+        return -4 / tau / (1 + (-tau * (ratio - 1)).exp()) * advantage, False, False
+    if algorithm.name == "gspo":
+        ratio = whole_ratio
+    clipped = float(ratio) > high if advantage > 0 else float(ratio) < low and advantage < 0
+    dual = bool(algorithm.dual_clip) and advantage < 0 and float(ratio) > algorithm.dual_clip
+    factor = high if advantage > 0 else low
+    return -(factor if clipped else algorithm.dual_clip if dual else ratio) * advantage, clipped, dual
 
 
 def kl(kind, logprob, ref):
@@ -299,6 +324,22 @@ CASES = {
         "rollout": {"dynamic_sampling": True, "max_refills": 0},
     },
     "on policy, KL in the reward": {"algorithm": {"kl": "k1", "kl_reward_coef": 0.05}},
+    "GSPO": {
+        "trainer": {"optimizer_steps_per_batch": 2},
+        "algorithm": {
+            "name": "gspo",
+            "clip_low": 0.002,
+            "clip_high": 0.003,
+            "dual_clip": 1.002,
+            "correction_high": 1.02,
+        },
+    },
+    "CISPO": {
+        "trainer": {"optimizer_steps_per_batch": 2},
+        "algorithm": {"name": "cispo", "kl": "k3", "kl_loss_coef": 0.3},
+    },
+    "SAPO": {"trainer": {"optimizer_steps_per_batch": 2}, "algorithm": {"name": "sapo"}},
+    "RLOO": {"algorithm": {"name": "rloo"}},
     "Dr. GRPO, IcePop": {
         "trainer": {"optimizer_steps_per_batch": 2},
         "algorithm": {"name": "dr_grpo", "correction": "icepop"},
@@ -335,6 +376,8 @@ def test_three_steps_equal_grpo_in_plain_torch(small_run, small_model, reference
         "entropy_coef": 0.02, "clip_low": 0.02, "clip_high": 0.03, "dual_clip": 1.04,
         **sections.get("algorithm", {}),
     }  # fmt: skip
+    used = get_algorithm(algorithm.get("name", "grpo")).settings | {"name"}
+    algorithm = {name: value for name, value in algorithm.items() if name in used}
     needs_reference = {"kl_loss_coef", "kl_reward_coef"} & algorithm.keys()
     trainer = {
         "lr": 4e-3, "warmup_steps": 2, "weight_decay": 0.1, "clip_grad": 0.1, "eps": 1e-4,
@@ -385,5 +428,9 @@ def test_three_steps_equal_grpo_in_plain_torch(small_run, small_model, reference
     assert all(not torch.equal(start[name], weight) for name, weight in script.weights.items())
     # Nothing that was compared was idle.
     off_policy = config.trainer.optimizer_steps_per_batch > 1
-    assert all((m["clip_fraction"] > 0) is (m["dual_clip_fraction"] > 0) is off_policy for m in seen)
+    for kind, setting in (("clip_fraction", "clip_low"), ("dual_clip_fraction", "dual_clip")):
+        clips = off_policy and setting in config.algorithm.algorithm.settings
+        # Completions hit the dual clip in some steps only.
+        every = any if clips and config.algorithm.name == "gspo" else all
+        assert every((m[kind] > 0) is clips for m in seen), kind
     assert all(m["correction_fraction"] > 0 and m["grad_norm"] > trainer["clip_grad"] for m in seen)

@@ -95,10 +95,11 @@ class AlgorithmConfig(Section):
         "Importance weight exp(trainer - rollout log-prob) on the policy loss: none, capped (truncated), or "
         "set to 0 outside of a band (icepop).",
     )
-    correction_level: CorrectionLevel = setting(
-        "token",
+    correction_level: CorrectionLevel | None = setting(
+        None,
         "Whose probability the importance weight compares: each token's, the whole completion's (sequence), "
-        "or the geometric mean over its tokens (geometric).",
+        "or the geometric mean over its tokens (geometric); null takes token, or geometric where the "
+        "algorithm's ratio is a whole completion's.",
     )
     correction_low: float | None = setting(None, "Lower end of IcePop's band; null takes 0.5.", ge=0, lt=1)
     correction_high: float | None = setting(
@@ -136,6 +137,11 @@ class AlgorithmConfig(Section):
     def correction_in_use(self) -> Correction:
         """The correction, none where the algorithm has no place for one."""
         return self.correction if "correction" in self.algorithm.settings else "none"
+
+    @property
+    def correction_level_in_use(self) -> CorrectionLevel:
+        """The level in use: the one set, or that of the algorithm's ratio."""
+        return self.correction_level or ("token" if self.algorithm.level == "token" else "geometric")
 
     @property
     def correction_band(self) -> tuple[float, float]:
@@ -199,10 +205,10 @@ class AlgorithmConfig(Section):
                 f"correction_low {self.correction_low:g} has no effect with correction {self.correction!r}: "
                 "leave it null or set correction to icepop"
             )
-        if self.correction_level != "token" and self.correction == "none":
+        if self.correction_level is not None and self.correction == "none":
             problems.append(
                 f"correction_level {self.correction_level} has no effect with correction 'none': leave it at "
-                "token or set correction to truncated or icepop"
+                "null or set correction to truncated or icepop"
             )
         if self.correction_high is not None and self.correction == "none":
             problems.append(

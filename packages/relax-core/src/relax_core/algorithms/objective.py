@@ -110,7 +110,7 @@ def policy_objective(
         low, high = cfg.correction_band
         kind = cfg.correction_in_use
         log_ratio_T = inside(
-            correction_log_ratio(cfg.correction_level, old_logprob_T, rollout_logprob_T, sequences)
+            correction_log_ratio(cfg.correction_level_in_use, old_logprob_T, rollout_logprob_T, sequences)
         )
         weight_T = importance_weight(kind, log_ratio_T, low=low, high=high)
         # Where the ratio is to the engine, only the present weights tell what the trainer thinks.
