@@ -9,6 +9,7 @@ RESUMABLE = (
     "run.steps",
     "run.progress",
     "run.log_level",
+    "run.trace",
     "checkpoint.every",
     "checkpoint.keep",
     "checkpoint.asynchronous",

@@ -7,6 +7,8 @@ import torch
 from relax_rollout import RolloutEngine, tensor_digest
 from torch import Tensor
 
+from relax_core.run.trace import span
+
 _log = logging.getLogger(__name__)
 
 BUCKET_BYTES = 512 * 2**20
@@ -35,16 +37,21 @@ async def update_engine(
         WeightMismatchError: a digest differs.
         WeightUpdateError: the engine refused a tensor; the old version keeps serving.
     """
-    dtypes = await engine.begin_update(version)
+    row = "weight update"
+    with span("begin", row, version=version):
+        dtypes = await engine.begin_update(version)
     expected: dict[str, str] = {}
     for bucket in buckets(tensors, bucket_bytes):
-        await engine.load(bucket)
+        with span("load", row, tensors=len(bucket), bytes=sum(tensor.nbytes for tensor in bucket.values())):
+            await engine.load(bucket)
         expected |= {
             name: tensor_digest(tensor.to(getattr(torch, dtypes[name])))
             for name, tensor in bucket.items()
             if name in dtypes
         }
-    return refuse_mismatch(await engine.end_update(), expected, version)
+    with span("end", row):
+        serving = await engine.end_update()
+    return refuse_mismatch(serving, expected, version)
 
 
 def refuse_mismatch(serving: Mapping[str, str], expected: Mapping[str, str], version: int) -> int:

@@ -37,6 +37,10 @@ class RunConfig(Section):
     samples_per_step: int = setting(
         16, "Completions written to samples.jsonl each step.", unit="completions", ge=0
     )
+    trace: bool = setting(
+        False,
+        "Writes trace.json, the timeline of steps, phases, rewards and weight updates for ui.perfetto.dev.",
+    )
     wandb_project: str = setting(
         "relax", "Weights & Biases project, used when WANDB_API_KEY is set.", min_length=1
     )

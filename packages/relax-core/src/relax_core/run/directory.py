@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class RunDirectory:
     """A locked run directory.
 
-    `config.yaml`, `metrics.jsonl`, `samples.jsonl`, `alerts.jsonl`, `summary.json`, `log.txt`, and the folders
+    `config.yaml`, `metrics.jsonl`, `samples.jsonl`, `alerts.jsonl`, `summary.json`, `log.txt` and the folders
     `tensorboard/`, `checkpoints/step_<n>/` and `hf/`, and `report.html`. Use `create` or `resume`, then
     `close` it or use `with`.
     """
@@ -111,6 +111,10 @@ class RunDirectory:
     def log(self) -> Path:
         """Log lines."""
         return self.path / "log.txt"
+
+    def trace(self, resume_step: int | None) -> Path:
+        """The timeline of the run, or of its part from the checkpoint of a step on."""
+        return self.path / ("trace.json" if resume_step is None else f"trace-after-{resume_step}.json")
 
     @property
     def tensorboard(self) -> Path:

@@ -17,9 +17,10 @@ from relax_core.run.directory import RunDirectory
 from relax_core.run.files import RunDirectoryError
 from relax_core.run.jsonl import JsonlWriter, read_jsonl
 from relax_core.run.metrics import PHASES
-from relax_core.run.progress import open_progress
+from relax_core.run.progress import Progress, open_progress
 from relax_core.run.summary import summarize
 from relax_core.run.timer import PhaseTimer
+from relax_core.run.trace import Trace, tracing
 from relax_core.run.trackers import open_trackers, tagged
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ class Recorder:
         self._config = config
         self._resume_step = resume_step
         self._console = console
+        self._trace: Trace | None = None
+        self._step_began = 0.0
 
     def _last_time(self, name: str) -> float:
         return float(self.history[-1].get("time", {}).get(name, 0.0)) if self.history else 0.0
@@ -91,7 +94,12 @@ class Recorder:
             raise ValueError(f"there is no phase {name!r}; phases are {', '.join(PHASES)}")
         with self._timer.phase("eval" if self._timer.current == "eval" else name):
             self._progress.phase(self._timer.current)
-            yield
+            begin = self._clock()
+            try:
+                yield
+            finally:
+                if self._trace is not None:
+                    self._trace.complete(name, "phases", begin, self._clock())
         self._progress.phase(self._timer.current)
 
     def step(
@@ -127,6 +135,11 @@ class Recorder:
         for tracker in self._trackers:
             tracker.log(step, tagged(record))
         self._progress.step(record)
+        if self._trace is not None:
+            now = self._clock()
+            self._trace.complete(f"step {step}", "steps", self._step_began, now, **numbers)
+            self._trace.flush()
+            self._step_began = now
         for alert in raised(self.history, self._config):
             self._alerts.write({"step": step, **asdict(alert)})
             _log.warning("step %d: %s. %s", step, alert.message, alert.advice)
@@ -203,7 +216,12 @@ class Recorder:
             )
             for tracker in self._trackers:
                 stack.callback(tracker.close)
-            self._progress = open_progress(
+            if config.run.trace:
+                path = directory.trace(resume_step)
+                self._trace = Trace(path, process=directory.path.name, clock=self._clock)
+                stack.enter_context(tracing(self._trace))
+                self._step_began = self._clock()
+            self._progress: Progress = open_progress(
                 config.run.progress,
                 self._console or Console(stderr=True),
                 title=directory.path.name,
