@@ -4,10 +4,8 @@
 """
 
 import pytest
-from relax_core.device import initialise, shutdown
 from relax_core.testing import RankError, Row, differences
 from relax_core.testing.faults import FAULTS
-from relax_core.testing.training import train
 
 REL, FLOOR = 2e-4, 2e-6
 _JOINED = {"detach_embedding": False, "detach_trunk": False, "detach_head": False}
@@ -51,21 +49,6 @@ SEEN_IN = {"the gradient norm leaves spread weights out": "grad_norm is"}
 
 def test_every_fault_has_a_layout_that_shows_it():
     assert WHERE.keys() == FAULTS.keys()
-
-
-@pytest.fixture(scope="module")
-def reference():
-    known = {}
-
-    def of(row):
-        key = repr(row.reference)
-        if key not in known:
-            shutdown()
-            known[key] = train(row.reference, initialise("cpu", seed=7))
-            shutdown()
-        return known[key]
-
-    return of
 
 
 @pytest.mark.parity

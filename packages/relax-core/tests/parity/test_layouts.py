@@ -4,32 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from relax_core.device import initialise, shutdown
 from relax_core.testing import differences
 from relax_core.testing.table import ROWS
-from relax_core.testing.training import train
 
 # float32 sums in another order: a few hundred roundings of 6e-8 in a gradient, and what three optimizer steps
 # make of them. Real faults are orders of magnitude larger, because no weight or sample is small.
 REL, FLOOR = 2e-4, 2e-6
-
-
-@pytest.fixture(scope="session")
-def reference():
-    """The training on one rank, once for all rows that share it."""
-    known = {}
-
-    def of(row):
-        wanted = row.reference
-        key = repr(wanted)
-        if key not in known:
-            shutdown()
-            world = initialise("cpu", seed=7)
-            known[key] = train(wanted, world)
-            shutdown()
-        return known[key]
-
-    return of
 
 
 @pytest.mark.parametrize(

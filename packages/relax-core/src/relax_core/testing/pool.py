@@ -2,7 +2,7 @@
 
 import json
 import os
-import select
+import selectors
 import subprocess
 import sys
 import tempfile
@@ -91,22 +91,23 @@ class RankPool:
 
     def _wait(self, row: Row) -> None:
         """Until every rank has answered, or one has failed and its partners had time to say so too."""
-        waiting = {rank.stdout: number for number, rank in enumerate(self._ranks) if rank.stdout}
         failed: dict[str, int] = {}
         deadline = time.monotonic() + self.timeout_s
-        while waiting:
-            ready, _, _ = select.select(list(waiting), [], [], max(0.0, deadline - time.monotonic()))
-            if not ready:
-                break
-            for pipe in ready:
-                number = waiting.pop(pipe)
-                line = pipe.readline()
-                error = json.loads(line)["error"] if line else "the process died"
-                if error is not None:
-                    failed.setdefault(error, number)
-                    deadline = min(deadline, time.monotonic() + 3)
-        if failed or waiting:
+        with selectors.DefaultSelector() as waiting:
+            for number, rank in enumerate(self._ranks):
+                assert rank.stdout is not None
+                waiting.register(rank.stdout, selectors.EVENT_READ, number)
+            while ready := waiting.get_map() and waiting.select(max(0.0, deadline - time.monotonic())):
+                for key, _events in ready:
+                    pipe: Any = waiting.unregister(key.fileobj).fileobj
+                    line = pipe.readline()
+                    error = json.loads(line)["error"] if line else "the process died"
+                    if error is not None:
+                        failed.setdefault(error, key.data)
+                        deadline = min(deadline, time.monotonic() + 3)
+            silent = sorted(key.data for key in waiting.get_map().values())
+        if failed or silent:
             self.close()
             said = [f"rank {failed[error]}:\n{error}" for error in failed]
-            silent = [f"rank {number} did not answer" for number in sorted(waiting.values())]
-            raise RankError(f"row {row.name!r}: " + "\n".join([*said, *silent]))
+            said += [f"rank {number} did not answer" for number in silent]
+            raise RankError(f"row {row.name!r}: " + "\n".join(said))
