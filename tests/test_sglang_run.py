@@ -64,10 +64,11 @@ def sampled(request: pytest.FixtureRequest, model: Path) -> tuple[int, list[Any]
             updates.append((await engine.end_update(), await engine.generate(requests(1.0))))
         return request.param, greedy, drawn, counts, updates
 
-    # One path of weights with each kind of server, so that both are seen to reach target and draft.
-    transport = "broadcast" if request.param else "files"
-    loading = {"transport": transport, "replay": bool(request.param)}
-    return run(test, "sglang", model=model, draft_tokens=request.param, max_rows=16, **loading)
+    # One path of weights with each kind of server, so that both are seen to reach target and draft; the plain
+    # ones are two, behind sglang-router.
+    plain: dict[str, Any] = {"servers": 2, "router": "start"}
+    drafting: dict[str, Any] = {"transport": "broadcast", "replay": True, "draft_tokens": request.param}
+    return run(test, "sglang", model=model, max_rows=16, **(drafting if request.param else plain))
 
 
 def load_weights(model: Path) -> dict[str, torch.Tensor]:
