@@ -143,7 +143,7 @@ def in_another_basis(weights: dict[str, torch.Tensor], hidden: int) -> dict[str,
     return {name: turn(name, tensor).clone() for name, tensor in weights.items()}
 
 
-@pytest.mark.timeout(1500)  # four starts of a server, one of them noticed by a time limit
+@pytest.mark.timeout(1500)  # three starts of a server, one after a time limit
 def test_an_updated_draft_keeps_its_acceptance_a_frozen_one_is_turned_off_a_hung_server_comes_back(
     model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -12,20 +12,25 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 TAIL_LINES = 15
+PORTS = (20000, 32768)
+"""Linux takes ports of outgoing connections from 32768 on."""
 
 
 def free_port() -> int:
-    """A TCP port of this host that is free now, low enough that SGLang may add to it for ports of its own.
+    """A TCP port of this host that is free now, and stays so while a server takes its time to start.
+
+    It is below those that the system gives to outgoing connections, of which a busy host has many, and low
+    enough that SGLang may add to it for ports of its own.
 
     Raises:
         OSError: none was found.
     """
     for _ in range(200):
-        port = random.SystemRandom().randrange(20000, 50000)
+        port = random.SystemRandom().randrange(*PORTS)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
-    raise OSError("no free TCP port was found between 20000 and 50000 on this host")
+    raise OSError("no free TCP port was found between {} and {} on this host".format(*PORTS))
 
 
 class Process:
