@@ -63,7 +63,7 @@ def test_nulls_that_column_stores_add_are_dropped_and_a_call_needs_no_content():
         (
             {"messages": [{"role": "user", "content": [1]}]},
             {},
-            r"messages\[0\].content must be text, not a list",
+            r"messages\[0\].content\[0\] must be an object of type text or image",
         ),
         (
             {"messages": [{"role": "user", "content": "\ud800"}]},
@@ -123,3 +123,33 @@ def test_metadata_is_what_was_asked_for():
 def test_only_named_keys_are_read():
     cfg = _cfg(messages_key=None, tools_key=None, completion_key=None, metadata_keys=("level",))
     assert wanted_keys(cfg) == {"prompt", "answer", "level"}
+
+
+def test_sharegpt_messages_are_read_as_roles_and_contents():
+    turns = [
+        {"from": "system", "value": "s"},
+        {"from": "human", "value": "q"},
+        {"from": "gpt", "value": "a"},
+        {"from": "observation", "value": "o"},
+    ]
+    read = prompt_of({"messages": turns}, DataConfig(path="x"))
+    assert read == (
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "a"},
+        {"role": "tool", "content": "o"},
+    )
+    with pytest.raises(RowError, match=r"messages\[0\].from is 'bard': it must be one of human, "):
+        prompt_of({"messages": [{"from": "bard", "value": "a"}]}, DataConfig(path="x"))
+
+
+def test_parts_of_text_are_joined_and_others_refused():
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    (message,) = prompt_of({"messages": [{"role": "user", "content": parts}]}, DataConfig(path="x"))
+    assert message == {"role": "user", "content": "ab"}
+    for part, reason in (
+        ({"type": "video"}, "must be an object of type text or image"),
+        ({"type": "text"}, "has no text"),
+    ):
+        with pytest.raises(RowError, match=reason):
+            prompt_of({"messages": [{"role": "user", "content": [part]}]}, DataConfig(path="x"))

@@ -189,3 +189,19 @@ def test_a_prompt_that_ends_with_the_assistant_takes_no_completion(tokenizer, wr
     path = write_rows({"prompt": [{"role": "assistant", "content": "x"}], "completion": "y"})
     with pytest.raises(DataError, match="ends with an assistant message and has a completion besides"):
         _load(path, tokenizer)
+
+
+@pytest.mark.parametrize(("thinking", "learned"), [("keep", "<think>3+4</think>7"), ("drop", "7")])
+def test_thoughts_are_kept_or_dropped(write_rows, tokenizer, thinking, learned):
+    turns = [{"role": "user", "content": "3+4"}, {"role": "assistant", "content": "<think>3+4</think>7"}]
+    cfg = DataConfig(path=write_rows({"messages": turns}), thinking=thinking)
+    (sample,) = load_samples(cfg, tokenizer, seed=0).train
+    assert tokenizer.decode(sample.ids[sample.loss_mask]) == learned + "<|im_end|>"
+
+
+def test_pictures_without_a_key_are_refused(write_rows, tokenizer):
+    turns = [{"role": "user", "content": [{"type": "image"}]}, {"role": "assistant", "content": "7"}]
+    with pytest.raises(
+        DataError, match="the conversation has pictures: set data.images_key and model.vision"
+    ):
+        load_samples(DataConfig(path=write_rows({"messages": turns})), tokenizer, seed=0)

@@ -50,6 +50,29 @@ class DataConfig(Section):
     tools_key: str | None = setting(
         "tools", "Key of the tool descriptions for the chat template; null ignores them.", min_length=1
     )
+    images_key: str | None = setting(
+        None,
+        "Key of a row's pictures (sft): a list of paths or bytes, in the order of <image> and of image parts "
+        "in its messages; null reads none.",
+        min_length=1,
+    )
+    images_root: Path | None = setting(
+        None, "Folder that paths of pictures start from; null takes the folder of path."
+    )
+    image_max_mib: float = setting(32.0, "Largest file of a picture.", unit="MiB", gt=0, le=4096)
+    image_max_pixels: int = setting(
+        67_108_864, "Largest picture before the model's processor resizes it.", unit="pixels", ge=1, lt=2**40
+    )
+    image_cache: Path | None = setting(
+        None,
+        "Folder that keeps processed pictures for further runs; null takes one of this run's own, which is "
+        "removed at its end.",
+    )
+    thinking: Literal["keep", "drop"] = setting(
+        "keep",
+        "What the assistant thought before an answer, <think>...</think> or reasoning_content (sft): given "
+        "to the chat template as it is (keep), or left out (drop).",
+    )
     metadata_keys: tuple[str, ...] = setting((), "Further keys of a row, handed to the reward function.")
     hub_subset: str | None = setting(
         None, "Subset (configuration) of path, if that is a Hugging Face data set."
@@ -105,6 +128,10 @@ class DataConfig(Section):
         if self.overlong != "refuse" and self.max_tokens is None:
             problems.append(
                 f"overlong {self.overlong!r} has no effect while max_tokens is null: set max_tokens"
+            )
+        if self.images_key is not None and not self.chat:
+            problems.append(
+                "images_key is set while chat is false: pictures stand in conversations; set chat to true"
             )
         if not self.chat:
             problems += [

@@ -2,10 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from relax_core.data.pictures import SamplePicture
 
 Message = Mapping[str, Any]
 """One turn: `role`, `content`, and what else the chat template reads."""
@@ -64,13 +67,15 @@ class Sample:
         id: place of its row, with the turn behind it where a row gives several samples.
         ids: [tokens] int32.
         loss_mask: [tokens] bool; set where the token itself is to be learned (not the one before it).
-        prompt_text: the text before the row's first token to learn.
+        prompt_text: the text before the row's first token to learn, and which pictures the row has.
+        pictures: in the order of their tokens.
     """
 
     id: str
     ids: NDArray[np.int32]
     loss_mask: NDArray[np.bool_]
     prompt_text: str
+    pictures: tuple["SamplePicture", ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

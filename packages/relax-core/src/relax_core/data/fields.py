@@ -6,6 +6,7 @@ from typing import Any
 
 from relax_core.data.config import DataConfig
 from relax_core.data.examples import Message
+from relax_core.data.parts import check_parts
 from relax_core.data.problems import RowError
 
 Fields = Mapping[str, Any]
@@ -13,7 +14,14 @@ Fields = Mapping[str, Any]
 
 def wanted_keys(cfg: DataConfig) -> frozenset[str]:
     """The keys that are read of a row."""
-    named = (cfg.prompt_key, cfg.messages_key, cfg.completion_key, cfg.answer_key, cfg.tools_key)
+    named = (
+        cfg.prompt_key,
+        cfg.messages_key,
+        cfg.completion_key,
+        cfg.answer_key,
+        cfg.tools_key,
+        cfg.images_key,
+    )
     return frozenset({key for key in named if key is not None} | set(cfg.metadata_keys))
 
 
@@ -90,6 +98,22 @@ def tools_of(fields: Fields, cfg: DataConfig) -> list[Any] | None:
     return [_without_null(tool) for tool in value]
 
 
+def images_of(fields: Fields, cfg: DataConfig) -> list[Any]:
+    """The row's own pictures, as `data.images_key` names them; a single one needs no list.
+
+    Raises:
+        RowError: they are no list.
+    """
+    value = None if cfg.images_key is None else fields.get(cfg.images_key)
+    if value is None:
+        return []
+    if isinstance(value, str | bytes | dict):
+        return [value]
+    if not isinstance(value, list):
+        raise RowError(f"{cfg.images_key} must be a list of pictures, not {_kind(value)}")
+    return value
+
+
 def metadata_of(fields: Fields, cfg: DataConfig) -> dict[str, Any]:
     """The fields that `data.metadata_keys` names.
 
@@ -125,16 +149,41 @@ def _messages(value: Any, key: str) -> tuple[Message, ...]:
 def _message(value: Any, name: str) -> Message:
     if not isinstance(value, dict):
         raise RowError(f"{name} must be an object with role and content, not {_kind(value)}")
-    message: dict[str, Any] = _without_null(value)
+    message: dict[str, Any] = _of_sharegpt(_without_null(value), name)
     if not isinstance(message.get("role"), str) or not message["role"]:
         raise RowError(f"{name} has no role")
     content = message.get("content")
     if content is None and message.get("tool_calls"):
         return {**message, "content": ""}
-    if not isinstance(content, str):
+    if isinstance(content, list):
+        content = check_parts(content, name)
+        message = {**message, "content": content}
+    elif not isinstance(content, str):
         raise RowError(f"{name}.content must be text, not {_kind(content)}")
-    _text(json.dumps(message, ensure_ascii=False), name)
+    _text(json.dumps(message, ensure_ascii=False, default=repr), name)
     return message
+
+
+_SHAREGPT = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "system": "system",
+    "observation": "tool",
+    "tool": "tool",
+}
+
+
+def _of_sharegpt(message: dict[str, Any], name: str) -> dict[str, Any]:
+    """A message written as {from, value}, as {role, content}."""
+    if "role" in message or not isinstance(message.get("from"), str):
+        return message
+    speaker = message["from"]
+    if speaker not in _SHAREGPT:
+        raise RowError(f"{name}.from is {speaker!r}: it must be one of {', '.join(_SHAREGPT)}")
+    rest = {key: value for key, value in message.items() if key not in ("from", "value")}
+    return {"role": _SHAREGPT[speaker], "content": message.get("value"), **rest}
 
 
 def _with_system(messages: tuple[Message, ...], cfg: DataConfig) -> tuple[Message, ...]:

@@ -11,6 +11,7 @@ from relax_core.data.examples import Example, Pair, Prompt, Sample
 from relax_core.data.fields import wanted_keys
 from relax_core.data.length import LengthRule
 from relax_core.data.pairs import PairBuilder
+from relax_core.data.pictures import PictureReader
 from relax_core.data.problems import BadRow, BadRows, DataError, RowError
 from relax_core.data.prompts import PromptBuilder
 from relax_core.data.rows import Row, Rows
@@ -85,9 +86,12 @@ def load_held_out_prompts(
     return _load_held_out(cfg, path, PromptBuilder(cfg, tokenizer, tools))[0]
 
 
-def load_samples(cfg: DataConfig, tokenizer: Tokenizer, *, seed: int) -> DataSet[Sample]:
-    """Samples to learn from; arguments and errors as `load_prompts`."""
-    return _load(cfg, SampleBuilder(cfg, tokenizer), seed)
+def load_samples(
+    cfg: DataConfig, tokenizer: Tokenizer, *, seed: int, pictures: PictureReader | None = None
+) -> DataSet[Sample]:
+    """Samples to learn from, with the pictures that `pictures` reads; further arguments and errors as
+    `load_prompts`."""
+    return _load(cfg, SampleBuilder(cfg, tokenizer, pictures), seed)
 
 
 def load_pairs(cfg: DataConfig, tokenizer: Tokenizer, *, seed: int) -> DataSet[Pair]:

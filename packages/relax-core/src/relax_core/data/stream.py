@@ -66,4 +66,6 @@ def fingerprint(examples: Sequence[Example]) -> str:
         digest.update(repr(getattr(example, "answer", None)).encode())
         mask = getattr(example, "loss_mask", None)
         digest.update(b"" if mask is None else mask.tobytes())
+        for picture in getattr(example, "pictures", ()):
+            digest.update(picture.kept.key.encode())
     return digest.hexdigest()

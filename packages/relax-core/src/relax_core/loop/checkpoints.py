@@ -30,5 +30,10 @@ def open_model(config: RelaxConfig) -> tuple[Checkpoint, ModelMap]:
     """
     source = open_checkpoint(config.model.path, weights=not config.model.random_weights)
     std = Qwen35Config.from_hf(source.config).init_std
-    weights = model_map(source.config, names=source.names or None, mtp_layers=config.mtp.layers)
+    weights = model_map(
+        source.config,
+        names=source.names or None,
+        mtp_layers=config.mtp.layers,
+        vision=config.model.vision != "absent",
+    )
     return adapt_mtp(source, weights, init=config.mtp.init, std=std, seed=config.run.seed), weights

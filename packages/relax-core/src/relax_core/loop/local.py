@@ -21,7 +21,7 @@ from relax_core.loop.checkpoints import open_checkpoint
 from relax_core.loop.policy import Scored, Trained
 from relax_core.loop.weights import update_engine
 from relax_core.model import MtpConfig, Qwen35Config, Qwen35Model
-from relax_core.model.build import build_chunks
+from relax_core.model.build import build_chunks, freeze_tower
 from relax_core.model.critic import copy_trunk
 from relax_core.model.linear import adapters_off
 from relax_core.model.lora_config import LoraConfig
@@ -170,7 +170,7 @@ def open_policy(
     started = time.perf_counter()
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
-    sizes = Qwen35Config.from_hf(source.config)
+    sizes = Qwen35Config.from_hf(source.config, vision=config.model.vision != "absent")
     world = initialise(
         choose_device(config.run.device),
         config.parallel,
@@ -253,6 +253,8 @@ def _load(
     chunks = _build(sizes, config, world, random_weights=not source.names, lora=lora)
     if source.names:
         Placement(weights).load(chunks, source)
+    if config.model.vision == "frozen":
+        freeze_tower(chunks)
     return chunks
 
 

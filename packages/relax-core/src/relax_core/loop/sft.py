@@ -10,6 +10,7 @@ import torch
 from relax_core.config.root import RelaxConfig
 from relax_core.data import Sample as Example
 from relax_core.data import load_samples
+from relax_core.data.pictures import PictureReader
 from relax_core.loop.drive import StepResult
 from relax_core.loop.fit import refuse_unfit
 from relax_core.loop.learning import split_groups
@@ -18,6 +19,7 @@ from relax_core.loop.objectives import SftObjective
 from relax_core.loop.policy import Policy
 from relax_core.loop.session import Session
 from relax_core.model.config import text_part
+from relax_core.packing.pictures import PlacedPicture
 from relax_core.run import Recorder
 from relax_core.trainer.sample import Sample
 
@@ -29,7 +31,10 @@ class SftLoop:
         self._config = config
         self._session = session
         self._recorder = recorder
-        self._data = load_samples(config.data, session.tokenizer, seed=config.run.seed)
+        pictures = None
+        if config.data.images_key is not None:
+            pictures = PictureReader.open(session.source.path, session.source.config, config.data)
+        self._data = load_samples(config.data, session.tokenizer, seed=config.run.seed, pictures=pictures)
         for examples in (self._data.train, self._data.held_out):
             refuse_unfit(examples, vocab_size=int(text_part(session.source.config)["vocab_size"]))
         self._stream = self._data.stream()
@@ -73,7 +78,10 @@ def open_sft(config: RelaxConfig, session: Session[Policy], recorder: Recorder) 
 def _trainable(examples: Sequence[Example]) -> list[Sample]:
     return [
         Sample(
-            torch.from_numpy(example.ids).long(), torch.from_numpy(example.loss_mask).float(), group=number
+            torch.from_numpy(example.ids).long(),
+            torch.from_numpy(example.loss_mask).float(),
+            group=number,
+            pictures=tuple(PlacedPicture(one.kept.load(), one.start) for one in example.pictures),
         )
         for number, example in enumerate(examples)
     ]

@@ -1,5 +1,7 @@
 """Settings of the model: where its checkpoint lies."""
 
+from typing import Literal
+
 from relax_core.config.section import Section, setting
 
 
@@ -11,6 +13,11 @@ class ModelSettings(Section):
         "Hugging Face directory with config.json, safetensors and tokenizer; builtin:quickstart/model ships "
         "with relax-core.",
         min_length=1,
+    )
+    vision: Literal["absent", "frozen", "trained"] = setting(
+        "absent",
+        "The vision tower of a model that has one (sft): absent leaves it out, and exports carry it as it "
+        "is; frozen reads pictures through it; trained trains it as well.",
     )
     random_weights: bool = setting(
         False,

@@ -6,9 +6,9 @@ applies those over sections when settings are read; `shape_problems` applies tho
 sizes, before a run starts and in `relax-train --plan`.
 """
 
-from relax_core.config.rules import batches, drafts, engines
+from relax_core.config.rules import batches, drafts, engines, pictures
 from relax_core.config.rules.rule import Check, ShapeRule
 
-RULES: tuple[Check, ...] = (*batches.RULES, *drafts.RULES, *engines.RULES)
+RULES: tuple[Check, ...] = (*batches.RULES, *drafts.RULES, *engines.RULES, *pictures.RULES)
 
 __all__ = ["RULES", "Check", "ShapeRule"]

@@ -1,0 +1,304 @@
+"""Supervised fine-tuning on pictures, from files to an exported model; and what is refused."""
+
+import base64
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from relax_bridge import Checkpoint, model_map, write_checkpoint
+from relax_core.config.root import RelaxConfig
+from relax_core.data import DataConfig, DataError, load_samples, load_tokenizer
+from relax_core.data.arithmetic_tokenizer import write_arithmetic_tokenizer
+from relax_core.data.pictures import PictureReader
+from relax_core.loop import run
+from relax_core.run import RunDirectory
+
+TEMPLATE = """\
+{%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' }}
+{%- if m.content is string %}{{- m.content }}{%- else %}
+{%- for part in m.content %}
+{%- if part.type == 'image' %}{{- '<|vision_start|><|image_pad|><|vision_end|>' }}
+{%- else %}{{- part.text }}{%- endif %}{%- endfor %}{%- endif %}
+{{- '<|im_end|>\n' }}{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}
+"""
+COLOURS = {"1": (255, 0, 0), "2": (0, 255, 0), "3": (0, 0, 255), "4": (255, 255, 255)}
+
+
+@pytest.fixture(scope="module")
+def seeing_model(tmp_path_factory, small_config) -> Path:
+    """A Hugging Face directory with tower, tokenizer and image processor; random weights, a draft layer."""
+    from transformers import AutoTokenizer
+
+    bare = tmp_path_factory.mktemp("seeing")
+    write_arithmetic_tokenizer(bare)
+    tokenizer = AutoTokenizer.from_pretrained(bare)
+    added = ["<|vision_start|>", "<|image_pad|>", "<|vision_end|>"]
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", *added]})
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(bare)
+    patches = {"patch_size": 4, "temporal_patch_size": 2, "merge_size": 2}
+    processor = {
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "size": {"shortest_edge": 64, "longest_edge": 1024},
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+        **patches,
+    }
+    (bare / "preprocessor_config.json").write_text(json.dumps(processor))
+    text = {
+        **small_config,
+        "vocab_size": -(-len(tokenizer) // 16) * 16,
+        "mtp_num_hidden_layers": 1,
+        "eos_token_id": 2,
+        "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+        "rope_parameters": {**small_config["rope_parameters"], "mrope_section": [2, 1, 1]},
+    }
+    config = {
+        "model_type": "qwen3_5",
+        "architectures": ["Qwen3_5ForConditionalGeneration"],
+        "tie_word_embeddings": False,
+        "image_token_id": tokenizer.convert_tokens_to_ids("<|image_pad|>"),
+        "text_config": text,
+        "vision_config": {
+            "model_type": "qwen3_5",
+            "depth": 1,
+            "hidden_size": 16,
+            "hidden_act": "gelu_pytorch_tanh",
+            "intermediate_size": 20,
+            "num_heads": 2,
+            "in_channels": 3,
+            "patch_size": 4,
+            "temporal_patch_size": 2,
+            "spatial_merge_size": 2,
+            "out_hidden_size": 32,
+            "num_position_embeddings": 16,
+            "deepstack_visual_indexes": [],
+        },
+    }
+    (bare / "config.json").write_text(json.dumps(config))
+    generator = torch.Generator().manual_seed(0)
+    tensors = {
+        name: torch.randn(shape, generator=generator) * (0.1 if len(shape) > 1 else 0.3)
+        for name, shape in model_map(config, vision=True).hf_shapes().items()
+    }
+    return write_checkpoint(
+        tmp_path_factory.mktemp("seeing") / "model", tensors, like=Checkpoint.open(bare, weights=False)
+    )
+
+
+def paint(file: Path, colour, size=(16, 8)) -> str:
+    from PIL import Image
+
+    Image.new("RGB", size, colour).save(file)
+    return file.name
+
+
+def caption(image, answer, text="<image>what?"):
+    turns = [{"from": "human", "value": text}, {"from": "gpt", "value": answer}]
+    return {"conversations": turns, "images": [image]}
+
+
+@pytest.fixture
+def write_task(tmp_path):
+    """Writes rows to a file beside their pictures."""
+
+    def write(rows) -> str:
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return str(tmp_path / "rows.jsonl")
+
+    return write
+
+
+@pytest.fixture
+def data_config(write_task):
+    def make(*rows, **settings) -> DataConfig:
+        keys = {"messages_key": "conversations", "prompt_key": None, "images_key": "images"}
+        return DataConfig(path=write_task(rows), **keys, **settings)
+
+    return make
+
+
+@pytest.fixture
+def load(seeing_model):
+    """Samples as the loop loads them."""
+
+    def samples(cfg: DataConfig):
+        config = json.loads((seeing_model / "config.json").read_text())
+        reader = PictureReader.open(seeing_model, config, cfg)
+        return reader, load_samples(cfg, load_tokenizer(seeing_model), seed=0, pictures=reader)
+
+    return samples
+
+
+def test_captions_are_learnt_from_pictures_alone(tmp_path, seeing_model, write_task):
+    """Every prompt is the same text: only who sees the picture can tell the four colours apart."""
+    rows = [caption(paint(tmp_path / f"{digit}.png", rgb), digit) for digit, rgb in COLOURS.items()] * 4
+    config = RelaxConfig.model_validate(
+        {
+            "run": {"steps": 30, "device": "cpu", "progress": "none", "threads": 1, "name": "pictures"},
+            "model": {"path": str(seeing_model), "vision": "trained"},
+            "algorithm": {"name": "sft"},
+            "mtp": {"loss_coefficient": 0.2},
+            "data": {
+                "path": write_task(rows),
+                "eval_path": write_task(rows),
+                "messages_key": "conversations",
+                "prompt_key": None,
+                "images_key": "images",
+                "image_cache": str(tmp_path / "kept"),
+            },
+            "trainer": {"lr": 1e-2, "precision": "fp32"},
+            "sft": {"samples_per_step": 16},
+            "eval": {"every": 0},
+            "checkpoint": {"every": 0},
+        }
+    )
+    with RunDirectory.create(tmp_path / "run", config) as directory:
+        assert run(config, directory, resume=False) == "finished"
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    # The answer and the end of the turn: ln(4) / 2 = 0.69 for who answers without seeing.
+    assert lines[1]["sft_loss"] > 1
+    assert lines[-1]["sft_loss"] < 0.1
+    assert lines[-1]["eval_perplexity"] < 1.2
+    assert len(list((tmp_path / "kept").glob("*.npz"))) == len(COLOURS)
+    before, after = Checkpoint.open(seeing_model), Checkpoint.open(tmp_path / "run" / "hf")
+    name = "model.visual.merger.linear_fc1.weight"
+    assert before.names == after.names
+    assert not torch.equal(before.tensor(name), after.tensor(name))
+
+
+def test_a_picture_has_as_many_tokens_as_the_processor_says(load, data_config, tmp_path):
+    wide, tall = paint(tmp_path / "wide.png", (9, 9, 9), (16, 8)), paint(tmp_path / "tall.png", 9, (8, 24))
+    row = caption(wide, "1", text="<image> and <image>?")
+    row["images"].append(tall)
+    reader, data = load(data_config(row))
+    (sample,) = data.train
+    # 4 x 4 pixels a patch, 2 x 2 patches a token: 2 x 1 and 1 x 3 squares of 8 pixels.
+    assert [(one.kept.grid, one.kept.tokens) for one in sample.pictures] == [((1, 2, 4), 2), ((1, 6, 2), 3)]
+    places = [i for i, token in enumerate(sample.ids) if token == reader.token_id]
+    starts = [one.start for one in sample.pictures]
+    assert places == [*range(starts[0], starts[0] + 2), *range(starts[1], starts[1] + 3)]
+    assert not sample.loss_mask[places].any()
+    assert sample.loss_mask.sum() == 2
+
+
+def test_the_patches_are_the_processors_own(load, data_config, seeing_model, tmp_path):
+    from PIL import Image
+    from transformers import Qwen2VLImageProcessorPil
+
+    noise = torch.randint(0, 256, (24, 40, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    Image.fromarray(noise.numpy()).save(tmp_path / "noise.png")
+    _, data = load(data_config(caption("noise.png", "1")))
+    kept = data.train[0].pictures[0].kept.load()
+    processor = Qwen2VLImageProcessorPil.from_pretrained(seeing_model)
+    wanted = processor(images=[Image.open(tmp_path / "noise.png")], return_tensors="np")
+    assert list(kept.grid) == wanted["image_grid_thw"][0].tolist()
+    assert (kept.patches() == wanted["pixel_values"]).all()
+
+
+def test_a_picture_is_processed_once_for_all_rows_and_runs(load, data_config, tmp_path, monkeypatch):
+    rows = [caption(paint(tmp_path / "a.png", (1, 2, 3)), digit) for digit in "12"]
+    cfg = data_config(*rows, image_cache=tmp_path / "kept")
+    calls = []
+    process = PictureReader._process
+    monkeypatch.setattr(PictureReader, "_process", lambda *args: calls.append(args) or process(*args))
+    first = load(cfg)[1]
+    again = load(cfg)[1]
+    assert len(calls) == 1
+    assert [s.pictures[0].kept.key for s in first.train] == [s.pictures[0].kept.key for s in again.train]
+    assert first.stream().state_dict() == again.stream().state_dict()
+
+
+def test_messages_of_parts_and_bytes_of_a_column_store_give_the_same(load, data_config, tmp_path):
+    name = paint(tmp_path / "a.png", (1, 2, 3))
+    parts = [{"type": "image"}, {"type": "text", "text": "what?"}]
+    inline = [{"type": "image", "image": name}, {"type": "text", "text": "what?"}]
+    answer = {"role": "assistant", "content": "1"}
+    rows = [
+        caption(name, "1"),
+        {"conversations": [{"role": "user", "content": parts}, answer], "images": name},
+        {"conversations": [{"role": "user", "content": inline}, answer]},
+    ]
+    _, data = load(data_config(*rows))
+    assert len({tuple(sample.ids.tolist()) for sample in data.train}) == 1
+    assert len({sample.pictures[0].kept.key for sample in data.train}) == 1
+    import pyarrow
+    import pyarrow.parquet
+
+    stored = {"bytes": (tmp_path / name).read_bytes(), "path": name}
+    row = {**rows[0], "images": [stored]}
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "rows.parquet")
+    cfg = data_config().model_copy(update={"path": str(tmp_path / "rows.parquet")})
+    _, from_parquet = load(cfg)
+    assert from_parquet.train[0].ids.tolist() == data.train[0].ids.tolist()
+    assert from_parquet.train[0].pictures[0].kept.key == data.train[0].pictures[0].kept.key
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({}, "bad.png .11 bytes. is of no known format"),
+        ({"image_max_mib": 1e-5}, "bad.png has 11 bytes, above data.image_max_mib = "),
+    ],
+)
+def test_what_is_no_picture_or_too_large_is_refused_by_name(load, data_config, tmp_path, settings, reason):
+    (tmp_path / "bad.png").write_bytes(b"not a photo")
+    with pytest.raises(DataError, match=reason):
+        load(data_config(caption("bad.png", "1"), **settings))
+
+
+def test_damaged_missing_vast_and_foreign_pictures_are_refused_by_name(load, data_config, tmp_path):
+    whole = tmp_path / paint(tmp_path / "whole.png", (1, 2, 3), (64, 64))
+    (tmp_path / "half.png").write_bytes(whole.read_bytes()[:-60])
+    paint(tmp_path / "vast.png", (1, 2, 3), (64, 65))
+    for image, reason in (
+        ("half.png", r"half.png \(\d+ bytes\) is damaged"),
+        ("none.png", "none.png cannot be read: No such file"),
+        ("https://example.org/a.png", "nothing is downloaded"),
+        (7, "must be a path or bytes of a picture, not int"),
+        ("vast.png", "vast.png has 64 x 65 pixels, above data.image_max_pixels = 4096"),
+    ):
+        with pytest.raises(DataError, match=reason):
+            load(data_config(caption(image, "1"), image_max_pixels=4096))
+
+
+def test_pictures_and_their_places_must_be_as_many(load, data_config, tmp_path):
+    name = paint(tmp_path / "a.png", (1, 2, 3))
+    for text, reason in (
+        ("what?", "0 places for pictures .* the row 1 pictures"),
+        ("<image><image>", "2 places for pictures .* the row 1 pictures"),
+        ("<image><|image_pad|>", "stands for pictures alone"),
+    ):
+        with pytest.raises(DataError, match=reason):
+            load(data_config(caption(name, "1", text=text)))
+
+
+def test_a_cut_through_a_picture_is_refused(load, data_config, tmp_path):
+    name = paint(tmp_path / "a.png", (1, 2, 3), (32, 32))
+    row = caption(name, "1")
+    row["conversations"] = [
+        {"from": "human", "value": "a"},
+        {"from": "gpt", "value": "b"},
+        *row["conversations"],
+    ]
+    _, data = load(data_config(row))
+    start = data.train[0].pictures[0].start
+    with pytest.raises(DataError, match="cuts picture 1, whose 16 tokens begin at"):
+        load(data_config(row, max_tokens=start + 5, overlong="truncate"))
+    _, cut = load(data_config(row, max_tokens=start - 1, overlong="truncate"))
+    assert cut.train[0].pictures == ()
+
+
+def test_held_out_captions_have_pictures_of_their_own(load, data_config, tmp_path):
+    rows = [caption(paint(tmp_path / f"{digit}.png", rgb), digit) for digit, rgb in COLOURS.items()] * 2
+    _, data = load(data_config(*rows, eval_fraction=0.25))
+    assert (len(data.train), len(data.held_out)) == (6, 2)
+    assert not {s.pictures[0].kept.key for s in data.train} & {s.pictures[0].kept.key for s in data.held_out}
+
+
+def test_bytes_in_json_lines_are_refused(load, data_config, tmp_path):
+    text = base64.b64encode((tmp_path / paint(tmp_path / "a.png", 1)).read_bytes()).decode()
+    with pytest.raises(DataError, match="cannot be read"):
+        load(data_config(caption(text, "1")))
