@@ -202,6 +202,6 @@ def test_thoughts_are_kept_or_dropped(write_rows, tokenizer, thinking, learned):
 def test_pictures_without_a_key_are_refused(write_rows, tokenizer):
     turns = [{"role": "user", "content": [{"type": "image"}]}, {"role": "assistant", "content": "7"}]
     with pytest.raises(
-        DataError, match="the conversation has pictures: set data.images_key and model.vision"
+        DataError, match=r"the conversation has pictures: set data.images_key and model.vision"
     ):
         load_samples(DataConfig(path=write_rows({"messages": turns})), tokenizer, seed=0)
