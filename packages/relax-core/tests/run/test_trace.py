@@ -2,10 +2,13 @@
 
 import json
 import threading
+from pathlib import Path
 
 import pytest
 from relax_core.config import load_config
 from relax_core.loop import run
+from relax_core.model import Qwen35Config
+from relax_core.model.cost import sample_cost
 from relax_core.run import Recorder, RunDirectory
 from relax_core.run.trace import Trace, span, tracing
 
@@ -150,5 +153,9 @@ def test_a_run_shows_phases_rewards_and_weight_updates(small_run, tmp_path):
         sent = [each for each in rows["weight update"] if update[1] <= each[1] and each[2] <= update[2]]
         assert [name for name, *_ in sent] == ["begin", "load", "end"]
         assert sent[1][3]["bytes"] > 0
+        cost = sample_cost(
+            Qwen35Config.from_hf(json.loads((Path(config.model.path) / "config.json").read_text()))
+        )
+        assert cost.linear <= line["train_flops"] / line["train_tokens"] / 6 <= cost(64) / 64
     assert sum(shown["completions"] for _, _, _, shown in rows["reward"]) == 2 * 16
     assert all(shown["longest_s"] <= shown["worker_seconds"] for _, _, _, shown in rows["reward"])

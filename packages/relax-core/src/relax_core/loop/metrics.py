@@ -21,7 +21,11 @@ def training_metrics(steps: Sequence[StepMetrics]) -> dict[str, float]:
         merged = {
             name: value for name, value in merged.items() if name not in ("mtp_loss_0", "mtp_acceptance_0")
         }
-    return {**merged, "train_tokens": sum(step.tokens for step in steps)}
+    return {
+        **merged,
+        "train_tokens": sum(step.tokens for step in steps),
+        "train_flops": sum(step.flops for step in steps),
+    }
 
 
 def _merge(name: str, values: Sequence[float]) -> float:

@@ -122,6 +122,9 @@ METRICS: tuple[Metric, ...] = (
     Metric("staleness_max", "max", "staleness", "Age of the oldest token's weights.", "versions"),
     Metric("mixed_fraction", "of several versions", "fractions", "Completions drawn by several versions."),
     Metric("train_tokens", "trained", "tokens", "Tokens of the forward and backward passes.", "tokens"),
+    Metric(
+        "train_flops", "trained", "operations", "Operations that training needs (MFU's numerator).", "FLOP"
+    ),
     Metric("rollout_tokens", "sampled", "tokens", "Tokens sampled for training.", "tokens"),
 )
 _BY_NAME = {metric.name: metric for metric in METRICS}

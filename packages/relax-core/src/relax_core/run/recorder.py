@@ -68,6 +68,8 @@ class Recorder:
         self._console = console
         self._trace: Trace | None = None
         self._step_began = 0.0
+        self.peak_flops: float | None = None
+        """Operations a second that the trainer's devices could do; with it a step's times hold `mfu`."""
 
     def _last_time(self, name: str) -> float:
         return float(self.history[-1].get("time", {}).get(name, 0.0)) if self.history else 0.0
@@ -156,6 +158,9 @@ class Recorder:
         }
         if total > 0 and "train_tokens" in numbers:
             times["tokens_per_s"] = round(numbers["train_tokens"] / total, 3)
+        trained = phases.get("train", 0.0)
+        if self.peak_flops and trained > 0 and "train_flops" in numbers:
+            times["mfu"] = round(numbers["train_flops"] / trained / self.peak_flops, 5)
         return times
 
     def _elapsed(self) -> float:

@@ -148,8 +148,11 @@ class Trainer:
         values = total_metrics(reports, self.ranks) | (balance.metrics() if balance else {})
         grad_norm = float(norm)
         lr = self.training.step(grad_norm)
+        lengths = [len(s.tokens_L) for s in samples]
         return StepMetrics(
-            {**values, "grad_norm": grad_norm, "lr": lr}, tokens=sum(len(s.tokens_L) for s in samples)
+            {**values, "grad_norm": grad_norm, "lr": lr},
+            tokens=sum(lengths),
+            flops=6 * sum(map(sample_cost(self.chunks[-1].model_config), lengths)),
         )
 
     def _run(
