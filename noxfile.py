@@ -170,6 +170,8 @@ def npu_stub(session: nox.Session) -> None:
     # It asks for a build of torch that only torch's own index has.
     session.install("--no-config", "--no-deps", f"torch-npu=={pins['torch-npu']}")
     session.install("--no-config", "--no-deps", "-e", "packages/relax-kernels", "-e", "packages/relax-npu")
+    # For MindSpeed's sources, where RELAX_TEST_MINDSPEED names them.
+    session.install("--no-config", "--no-deps", f"megatron-core=={packages['megatron-core']}", "einops")
     tests = ROOT / "packages" / "relax-npu" / "stub_tests"
     folder = Path(session.create_tmp()).resolve()
     # The wheel of the other kind of machine is read, not run: it must ask CANN for the same names.

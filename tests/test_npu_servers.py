@@ -121,7 +121,7 @@ def serve(site: Path, config: SglangConfig, **variables: str) -> subprocess.Comp
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
     environment["RELAX_SGLANG_PARENT"] = str(os.getpid())
     command = [sys.executable, "-m", "relax_rollout.engines.sglang.serve", "--model-path", "x"]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=400)
 
 
 EVERY = sorted(plugin.name for plugin in PLUGINS)

@@ -25,14 +25,14 @@ def run(program: str, **environment: str) -> object:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=400,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def test_the_probe_takes_a_device_of_the_real_torch_npu() -> None:
-    found = probe()
+    found = probe(timeout_s=400)
     assert found.state is ProbeState.READY, found
     assert (found.torch_npu, found.count, found.name) == (PINS.torch_npu, 2, "Ascend910_9391")
     assert found.total_memory == 64 * 2**30

@@ -1,5 +1,7 @@
 """The frozen schemas against the registry of the real torch_npu, and every call of ours against that."""
 
+import inspect
+
 import pytest
 import torch
 from host_execution import RELEASE
@@ -69,3 +71,12 @@ def test_the_backend_finds_its_operators_under_torch_ops() -> None:
     needed = {name for capability in CAPABILITIES for name in capability.needs}
     assert not [name for name in needed if name in FROZEN.names and not has_operator(name)]
     assert not has_operator("npu_chunk_gated_delta_rule"), "of a later release"
+
+
+def test_a_payload_of_shared_memory_has_its_device_where_relax_npu_puts_the_die() -> None:
+    from relax_npu.sglang.ipc import ARGUMENTS, DEVICE_PLACE
+    from torch_npu.multiprocessing import reductions
+
+    names = list(inspect.signature(reductions.rebuild_npu_tensor).parameters)
+    assert len(names) == ARGUMENTS
+    assert names[DEVICE_PLACE] == "storage_device"
