@@ -79,7 +79,7 @@ REPORTS = {
     28: "ms-swift#9621", 29: "sgl-kernel-npu#477", 30: "flash-linear-attention-npu#149", 31: "MindSpeed-Ops",
     33: "Trinity-RFT#618", 34: "ROLL#421",
 }  # fmt: skip
-"""A public report of each case of the field; 2 to 4, 35, 36 are of the review of 1, 32 is in the row of 22."""
+"""A public report of each case of the field; 2 to 4, 35, 36 are of the review of 1, 32 in the row of 22."""
 SHARED = 7
 
 
