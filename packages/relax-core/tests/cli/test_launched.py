@@ -24,7 +24,7 @@ def torchrun(*arguments):
     # The sources under test, and the user's reward.
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     return subprocess.run(
-        [*command, *arguments], capture_output=True, text=True, timeout=300, check=False, env=env
+        [*command, *arguments], capture_output=True, text=True, timeout=900, check=False, env=env
     )
 
 
