@@ -10,6 +10,8 @@ RESUMABLE = (
     "run.progress",
     "run.log_level",
     "run.trace",
+    "run.profile_from",
+    "run.profile_steps",
     "checkpoint.every",
     "checkpoint.keep",
     "checkpoint.asynchronous",

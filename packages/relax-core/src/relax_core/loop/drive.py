@@ -9,6 +9,7 @@ from relax_core.config.root import RelaxConfig
 from relax_core.loop.garbage import resume_collection
 from relax_core.loop.interruption import Interruption
 from relax_core.loop.policy import Policy
+from relax_core.loop.profiling import profiled
 from relax_core.loop.session import Session
 from relax_core.run import Recorder, RunDirectory
 from relax_core.run.files import writing
@@ -65,7 +66,8 @@ def drive(
     if resume_step == 0 and config.eval.before:
         recorder.step(0, loop.evaluate(0))
     for step in range(resume_step + 1, last + 1):
-        result = loop.step(step)
+        with profiled(step, config, directory):
+            result = loop.step(step)
         evaluated = loop.evaluate(step) if _evaluates(config, step) else {}
         recorder.step(step, {**result.metrics, **evaluated}, result.samples)
         # Asked once: a signal that comes while this step is saved ends the next one.

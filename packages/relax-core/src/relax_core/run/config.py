@@ -41,6 +41,10 @@ class RunConfig(Section):
         False,
         "Writes trace.json, the timeline of steps, phases, rewards and weight updates for ui.perfetto.dev.",
     )
+    profile_from: int = setting(
+        0, "First step under torch's profiler, which writes profile/step_<n>.json; 0 is off.", ge=0
+    )
+    profile_steps: int = setting(1, "Steps under the profiler.", unit="steps", ge=1, le=100)
     wandb_project: str = setting(
         "relax", "Weights & Biases project, used when WANDB_API_KEY is set.", min_length=1
     )
