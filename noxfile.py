@@ -9,7 +9,9 @@ import nox
 
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "uv"
-nox.options.sessions = ["lint", "types", "tests", "parity", "npu_sim", "npu_image", "pages", "e2e", "sglang_cpu"]
+nox.options.sessions = [
+    "lint", "types", "tests", "parity", "npu_sim", "npu_image", "pages", "e2e", "sglang_cpu",
+]  # fmt: skip
 nox.options.reuse_venv = "yes"
 # A Python that is asked for and not there is an error with the name of what is missing, never a silent skip.
 nox.options.error_on_missing_interpreters = True
