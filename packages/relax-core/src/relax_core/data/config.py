@@ -1,9 +1,9 @@
 """Settings of the data: where rows come from, how they become tokens, and what happens to bad ones."""
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from relax_core.config.section import Section, setting
 
@@ -16,6 +16,11 @@ class DataConfig(Section):
         "Rows to train on: a .jsonl or .parquet file, a folder or glob pattern of them, or the name of a "
         "Hugging Face data set such as openai/gsm8k.",
         min_length=1,
+    )
+    mixture: dict[str, Annotated[float, Field(gt=0, le=1e6)]] = setting(
+        {},
+        "Further rows to train on, given as path is, and how many are drawn of each for one of path; each "
+        "source is drawn in its own order, and eval_fraction and limit are of each.",
     )
     eval_path: str | None = setting(
         None, "Held-out rows, given as path is; null takes eval_fraction.", min_length=1
@@ -123,6 +128,8 @@ class DataConfig(Section):
                 f"eval_path {self.eval_path!r} and eval_fraction {self.eval_fraction:g} both choose held-out "
                 "rows: set eval_fraction to 0 or eval_path to null"
             )
+        if self.path in self.mixture:
+            problems.append(f"mixture names {self.path!r}, which is path already: leave it out of mixture")
         if self.prompt_key is None and self.messages_key is None:
             problems.append("prompt_key and messages_key are both null: name the key that holds the prompt")
         if self.overlong != "refuse" and self.max_tokens is None:

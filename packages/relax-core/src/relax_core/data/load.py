@@ -10,6 +10,7 @@ from relax_core.data.config import DataConfig
 from relax_core.data.examples import Example, Pair, Prompt, Sample
 from relax_core.data.fields import wanted_keys
 from relax_core.data.length import LengthRule
+from relax_core.data.mixture import MixedStream
 from relax_core.data.pairs import PairBuilder
 from relax_core.data.pictures import PictureReader
 from relax_core.data.problems import BadRow, BadRows, DataError, RowError
@@ -39,6 +40,7 @@ class DataSet(Generic[E]):
         bad_rows: rows that were skipped, of both.
         seed: of the order in which `train` is drawn.
         shuffle: whether there is such an order.
+        mixture: the sources that `train` is made of, with their weights; empty if there is one.
     """
 
     train: tuple[E, ...]
@@ -46,9 +48,12 @@ class DataSet(Generic[E]):
     bad_rows: tuple[BadRow, ...]
     seed: int
     shuffle: bool
+    mixture: tuple[tuple[tuple[E, ...], float], ...] = ()
 
     def stream(self) -> ExampleStream[E]:
         """Draws from `train` without end, from the beginning."""
+        if self.mixture:
+            return MixedStream(self.mixture, seed=self.seed, shuffle=self.shuffle)
         return ExampleStream(self.train, seed=self.seed, shuffle=self.shuffle)
 
 
@@ -111,6 +116,34 @@ class _Builder(Protocol[Made]):
 
 
 def _load(cfg: DataConfig, builder: _Builder[E], seed: int) -> DataSet[E]:
+    """All sources; held-out rows of their own come with the first."""
+    first = _load_source(cfg, builder, seed)
+    others = [
+        _load_source(cfg.model_copy(update={"path": path, "eval_path": None}), builder, seed)
+        for path in cfg.mixture
+    ]
+    if not others:
+        return first
+    every = [first, *others]
+    held_out = tuple(example for one in every for example in one.held_out)
+    train = tuple(example for one in every for example in one.train)
+    _warn_of_overlap(train, held_out)
+    weights = (1.0, *cfg.mixture.values())
+    for one, weight, name in zip(every, weights, (cfg.path, *cfg.mixture), strict=True):
+        logger.info(
+            "data: %s: %d to train on, %.3g of all draws", name, len(one.train), weight / sum(weights)
+        )
+    return DataSet(
+        train,
+        held_out,
+        tuple(row for one in every for row in one.bad_rows),
+        first.seed,
+        first.shuffle,
+        tuple((one.train, weight) for one, weight in zip(every, weights, strict=True)),
+    )
+
+
+def _load_source(cfg: DataConfig, builder: _Builder[E], seed: int) -> DataSet[E]:
     seed = seed if cfg.seed is None else cfg.seed
     rows = read_rows(
         cfg.path,
