@@ -46,7 +46,7 @@ def test_an_entry_point_that_is_no_device_is_refused(monkeypatch):
     get_device.cache_clear()
     with pytest.raises(
         TypeError,
-        match=r"gives dict, not a Device: it lacks available, before_megatron, collective_backend, .*visible_v",
+        match=r"gives dict, not a Device: it lacks available, before_megatron, .*visible_variable",
     ):
         get_device("bad")
     get_device.cache_clear()
