@@ -57,6 +57,13 @@ def test_order_in_a_large_tensor_matters(large, exchanged):
     assert tensor_digest(other) != tensor_digest(large)
 
 
+def test_order_of_small_whole_numbers_matters():
+    """Their upper halves are all zero, and the rows of the table exchange without a change of the columns."""
+    numbers = torch.arange(WHOLE_BYTES // 4)
+    other = torch.cat([numbers[COLUMNS : 2 * COLUMNS], numbers[:COLUMNS], numbers[2 * COLUMNS :]])
+    assert tensor_digest(other) != tensor_digest(numbers)
+
+
 def test_transposing_a_large_tensor_shows():
     square = torch.randn(600, 600)
     assert square.nbytes > WHOLE_BYTES
