@@ -50,7 +50,7 @@ function draftSection(runs) {
         `depth ${depth}`,
         rates.map((all) => (Number.isFinite(all[i]) ? `${(100 * all[i]).toFixed(1)} %` : "–")),
       ]),
-      ["tokens per verification, if depths are independent", rates.map((all) => format(length(all), 3))],
+      ["tokens per verification, if depths are independent", rates.map((all) => (all.some(Number.isFinite) ? format(length(all), 3) : "–"))],
     ]),
   );
 }
