@@ -4,7 +4,7 @@ import json
 
 import pytest
 from relax_core.loop import run
-from relax_core.loop.rl import RlLoop
+from relax_core.loop.learning import Learner
 from relax_core.run import RunDirectory
 
 
@@ -12,13 +12,13 @@ from relax_core.run import RunDirectory
 def trained_prompts(monkeypatch):
     """Ids of the prompts trained on, in order."""
     seen = []
-    before = RlLoop._samples
+    before = Learner.samples
 
-    def samples(loop, groups):
+    def samples(learner, groups):
         seen.extend(group.prompt.id for group in groups)
-        return before(loop, groups)
+        return before(learner, groups)
 
-    monkeypatch.setattr(RlLoop, "_samples", samples)
+    monkeypatch.setattr(Learner, "samples", samples)
     return seen
 
 
