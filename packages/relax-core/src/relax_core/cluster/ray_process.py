@@ -23,6 +23,7 @@ from relax_core.cluster.folders import own_folder
 _log = logging.getLogger(__name__)
 
 _PREFIX = "relax-ray-"
+_ANSWER_S = 20.0
 _LOOPBACK = "127.0.0.1"
 _PATIENCE_S = 300.0
 _SPARE_BYTES = 128 * 2**20
@@ -60,9 +61,10 @@ def open_ray(config: ClusterConfig, *, cpus: int, weight_bytes: int) -> Iterator
                 _end_children(folder)
         return
     try:
+        _require_listener(config.address)
         with signals_kept():
             ray.init(address=config.address, runtime_env={"env_vars": {"PYTHONPATH": path}}, **options)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise ClusterError(
             f"cluster.address is {config.address!r}, and no Ray answers there: {error}. Start one with "
             "`ray start --head`, or set cluster.address to null for a Ray of the run's own"
@@ -71,6 +73,17 @@ def open_ray(config: ClusterConfig, *, cpus: int, weight_bytes: int) -> Iterator
         yield
     finally:
         ray.shutdown()
+
+
+def _require_listener(address: str) -> None:
+    """Asks `host:port` itself: Ray would wait for an hour and a half under the limits set for busy machines.
+
+    Raises:
+        OSError: nobody listens there.
+    """
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
 
 
 def _start(folder: Path, options: dict[str, Any], cpus: int, store_bytes: int) -> None:
