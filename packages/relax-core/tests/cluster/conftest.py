@@ -1,18 +1,15 @@
 """Runs of a small checkpoint on a Ray of their own, beside the same run in one process."""
 
-import json
 import os
 import signal
 import threading
 
 import pytest
 import torch
-from relax_bridge import Checkpoint
 from relax_core.cluster.config import ClusterConfig
 from relax_core.cluster.environment import set_environment
-from relax_core.loop import run
 from relax_core.loop.rl import RlLoop
-from relax_core.run import RunDirectory
+from relax_core.testing.runs import records, start, weights
 
 # Ray reads some of it when it is imported, which some tests here do before a run does.
 set_environment(ClusterConfig(mode="ray"))
@@ -23,9 +20,7 @@ def finish(tmp_path):
     """Runs a config to its end; gives its metrics without times, and its weights."""
 
     def go(config, name):
-        with RunDirectory.create(tmp_path / name, config) as directory:
-            assert run(config, directory, resume=False) == "finished"
-        return results(directory)
+        return results(start(config, tmp_path / name))
 
     return go
 
@@ -37,10 +32,7 @@ def read_results():
 
 
 def results(directory):
-    lines = [json.loads(line) for line in directory.metrics.read_text().splitlines()]
-    records = [{name: value for name, value in line.items() if name != "time"} for line in lines]
-    checkpoint = Checkpoint.open(directory.hf)
-    return records, {name: checkpoint.tensor(name) for name in checkpoint.names}
+    return records(directory), weights(directory.hf)
 
 
 @pytest.fixture

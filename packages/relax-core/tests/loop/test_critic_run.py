@@ -1,35 +1,17 @@
 """PPO from the config to the checkpoints."""
 
-import json
-
 import pytest
 import torch
-from relax_bridge import Checkpoint
 from relax_core.config import load_config
 from relax_core.loop import run
 from relax_core.run import RunDirectory
+from relax_core.testing.runs import records, start, weights
 
 PPO = {
     "algorithm": {"name": "ppo", "gae_lambda": 0.95, "kl_reward_coef": 0.01},
     "critic": {"lr": 1e-2},
     "trainer": {"lr": 1e-3, "precision": "fp32", "optimizer_steps_per_batch": 2},
 }
-
-
-def records(directory):
-    lines = [json.loads(line) for line in directory.metrics.read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name != "time"} for line in lines]
-
-
-def weights(directory):
-    checkpoint = Checkpoint.open(directory.hf)
-    return {name: checkpoint.tensor(name) for name in checkpoint.names}
-
-
-def start(config, path):
-    with RunDirectory.create(path, config) as directory:
-        assert run(config, directory, resume=False) == "finished"
-    return directory
 
 
 def test_the_critic_learns_beside_the_policy_and_resumes_exactly(small_run, tmp_path):
@@ -50,7 +32,7 @@ def test_the_critic_learns_beside_the_policy_and_resumes_exactly(small_run, tmp_
         directory.reopen(config)
         assert run(config, directory, resume=True) == "finished"
     assert records(directory)[3:] == records(through)[3:]
-    first, second = weights(through), weights(directory)
+    first, second = weights(through.hf), weights(directory.hf)
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 

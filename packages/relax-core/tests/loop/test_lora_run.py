@@ -9,6 +9,7 @@ from relax_bridge import Checkpoint, model_map, write_checkpoint
 from relax_core.config import load_config
 from relax_core.loop import run
 from relax_core.run import RunDirectory
+from relax_core.testing.runs import records, start, weights
 from transformers import AutoModelForCausalLM
 
 LORA = {
@@ -17,22 +18,6 @@ LORA = {
     "trainer": {"lr": 2e-2, "precision": "fp32"},
 }
 TOKENS = torch.arange(3, 30)[None]
-
-
-def records(directory):
-    lines = [json.loads(line) for line in directory.metrics.read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name != "time"} for line in lines]
-
-
-def weights(path):
-    checkpoint = Checkpoint.open(path)
-    return {name: checkpoint.tensor(name) for name in checkpoint.names}
-
-
-def start(config, path):
-    with RunDirectory.create(path, config) as directory:
-        assert run(config, directory, resume=False) == "finished"
-    return directory
 
 
 @pytest.fixture

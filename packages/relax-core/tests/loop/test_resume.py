@@ -1,21 +1,16 @@
 """Going on with a run: from nothing, with more steps, and when it cannot be done."""
 
-import json
 import shutil
 
 import pytest
 from relax_core.loop import run
 from relax_core.run import RunDirectory
+from relax_core.testing.runs import records
 from relax_core.trainer.checkpoint import CheckpointError
 
 
 def contents(directory):
     return {path: path.read_bytes() for path in sorted(directory.path.rglob("*")) if path.is_file()}
-
-
-def records(directory):
-    lines = [json.loads(line) for line in directory.metrics.read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name != "time"} for line in lines]
 
 
 def longer(config, steps):

@@ -6,23 +6,8 @@ import torch
 from relax_bridge import Checkpoint
 from relax_core.loop import run
 from relax_core.run import RunDirectory
+from relax_core.testing.runs import records, start, weights
 from transformers import AutoModelForCausalLM
-
-
-def records(directory):
-    lines = [json.loads(line) for line in directory.metrics.read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name != "time"} for line in lines]
-
-
-def weights(directory):
-    checkpoint = Checkpoint.open(directory.hf)
-    return {name: checkpoint.tensor(name) for name in checkpoint.names}
-
-
-def start(config, path):
-    with RunDirectory.create(path, config) as directory:
-        assert run(config, directory, resume=False) == "finished"
-    return directory
 
 
 @pytest.fixture
@@ -51,7 +36,7 @@ def test_the_same_seed_gives_the_same_metrics_and_weights(finished, small_run, t
     assert records(again) == records(finished)
     other = start(small_run(run={"seed": 4}), tmp_path / "other")
     assert records(other) != records(finished)
-    first, second = weights(finished), weights(again)
+    first, second = weights(finished.hf), weights(again.hf)
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
@@ -65,7 +50,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(finished, small_run, tmp_pat
         directory.reopen(config)
         assert run(config, directory, resume=True) == "finished"
     assert records(directory)[3:] == records(finished)[3:]
-    first, second = weights(finished), weights(directory)
+    first, second = weights(finished.hf), weights(directory.hf)
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
