@@ -6,6 +6,7 @@ Axes: T tokens of all ranks, D hidden, E experts, K experts of each token, F fea
 """
 
 import os
+import signal
 import sys
 import traceback
 from itertools import count
@@ -167,8 +168,10 @@ def start(layout: str) -> None:
 
     sizes = ParallelConfig(**LAYOUTS[layout])
     parallel_state.destroy_model_parallel()
-    # Every gloo group has threads of its own: groups that are only forgotten pile up to thousands.
+    # Every gloo group has threads of its own: groups that are only forgotten pile up to thousands. A rank that
+    # leaves before the others have all their connections breaks theirs.
     rank = dist.get_rank()
+    dist.barrier()
     dist.destroy_process_group()
     meet(rank)
     parallel_state.initialize_model_parallel(
@@ -181,7 +184,7 @@ def start(layout: str) -> None:
 
 
 def main(folder: Path) -> int:
-    """Imports once, then becomes four ranks; the exit status is that of the worst."""
+    """Imports once, then becomes four ranks; 1 as soon as one of them fails, whom the others would wait for."""
     from relax_core.device import get_device
     from relax_core.upstream import install_corrections
 
@@ -190,7 +193,7 @@ def main(folder: Path) -> int:
     install_corrections()
     import relax_core.model.moe  # noqa: F401
 
-    children = []
+    children = set()
     for rank in range(WORLD):
         child = os.fork()
         if child == 0:
@@ -200,8 +203,15 @@ def main(folder: Path) -> int:
                 traceback.print_exc()
                 os._exit(1)
             os._exit(0)
-        children.append(child)
-    return max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
+        children.add(child)
+    while children:
+        child, status = os.wait()
+        children.remove(child)
+        if status:
+            for other in children:
+                os.kill(other, signal.SIGKILL)
+            return 1
+    return 0
 
 
 def meet(rank: int) -> None:
