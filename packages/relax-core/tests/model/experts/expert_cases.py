@@ -168,8 +168,8 @@ def start(layout: str) -> None:
 
     sizes = ParallelConfig(**LAYOUTS[layout])
     parallel_state.destroy_model_parallel()
-    # Every gloo group has threads of its own: groups that are only forgotten pile up to thousands. A rank that
-    # leaves before the others have all their connections breaks theirs.
+    # Every gloo group has threads of its own: groups that are only forgotten pile up to thousands.
+    # A rank that leaves before the others have all their connections breaks theirs.
     rank = dist.get_rank()
     dist.barrier()
     dist.destroy_process_group()
@@ -184,7 +184,7 @@ def start(layout: str) -> None:
 
 
 def main(folder: Path) -> int:
-    """Imports once, then becomes four ranks; 1 as soon as one of them fails, whom the others would wait for."""
+    """Imports once, then becomes four ranks; 1 as soon as one fails: the others would wait for it."""
     from relax_core.device import get_device
     from relax_core.upstream import install_corrections
 
