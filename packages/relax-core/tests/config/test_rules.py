@@ -18,6 +18,9 @@ GPU = "qwen35-9b-mtp-1xcuda"
 CASES = [
     ("the-budget-holds-the-longest-sample", NPU, "trainer.micro_batch_tokens=8192",
      "trainer.micro_batch_tokens", "at least 10240", "10240"),
+    ("the-budget-holds-the-longest-sample", SFT, "data.text_key=text data.block_tokens=100000",
+     "trainer.micro_batch_tokens", "at least 100000", "100000"),
+    ("documents-are-fine-tuned-on", QUICK, "data.text_key=text", "data.text_key", "algorithm.name sft", None),
     ("every-replica-has-samples", NPU, "rollout.prompts_per_step=8 rollout.samples_per_prompt=2 "
      "cluster.trainer_ranks=128", "cluster.trainer_ranks", "at most 64", "64"),
     ("rows-are-longer-than-their-padding", "qwen35-9b-cp-16xnpu",

@@ -147,6 +147,12 @@ def test_lengths_are_spread_around_their_mean():
     assert max(workload.lengths) == 8192 + 512
 
 
+def test_blocks_of_documents_are_full_and_all_their_tokens_are_targets():
+    flags = ("--data.text_key", "text", "--data.block_tokens", "256", "--sft.samples_per_step", "8")
+    workload = Workload.of(load_config("quickstart-sft", flags))
+    assert (workload.lengths, workload.scored) == ((256,) * 8, 1.0)
+
+
 def test_values_are_json_and_the_page_draws_every_group_of_devices():
     made = planned("qwen35-35b-a3b-16xnpu-thd")
     values = json.loads(json.dumps(plan_values(made)))

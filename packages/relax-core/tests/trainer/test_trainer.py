@@ -82,10 +82,19 @@ def test_a_batch_without_any_target_changes_nothing_but_by_weight_decay(make_tra
     assert all(torch.equal(before[name], parameter) for name, parameter in trainer.model.named_parameters())
 
 
-def test_the_learning_rate_warms_up_and_decays_over_the_run(make_trainer, samples, objective):
-    trainer = make_trainer(steps=6, warmup_steps=2, schedule="cosine", min_lr=1e-3)
+@pytest.mark.parametrize(
+    ("schedule", "decay"),
+    [
+        ("cosine", [1e-3 + 9e-3 * 0.5 * (1 + math.cos(math.pi * i / 4)) for i in range(1, 5)]),
+        ("linear", [1e-3 + 9e-3 * (1 - i / 4) for i in range(1, 5)]),
+        ("constant", [1e-2] * 4),
+    ],
+)
+def test_the_learning_rate_warms_up_and_decays_over_the_run(
+    make_trainer, samples, objective, schedule, decay
+):
+    trainer = make_trainer(steps=6, warmup_steps=2, schedule=schedule, min_lr=1e-3)
     rates = [trainer.step(samples, objective).values["lr"] for _ in range(6)]
-    decay = [1e-3 + 9e-3 * 0.5 * (1 + math.cos(math.pi * i / 4)) for i in range(1, 5)]
     assert rates == pytest.approx([5e-3, 1e-2, *decay])
 
 

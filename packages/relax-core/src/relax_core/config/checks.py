@@ -194,6 +194,17 @@ def _partial_rollouts_are_corrected(rollout: RolloutConfig, algorithm: Algorithm
         )
 
 
+def _documents_are_fine_tuned_on(algorithm: AlgorithmConfig, data: DataConfig) -> Iterator[Problem]:
+    """Bare text has neither a prompt to complete nor a pair to choose from."""
+    if data.text_key is not None and algorithm.name != "sft":
+        yield Problem(
+            ("data", "text_key"),
+            f"algorithm {algorithm.name} needs prompts, and documents have none",
+            given=data.text_key,
+            allowed="null, or algorithm.name sft",
+        )
+
+
 def _environments_need_conversations(environment: EnvironmentConfig, data: DataConfig) -> Iterator[Problem]:
     """Replies of an environment are turns of a conversation."""
     if environment.name is not None and not data.chat:
@@ -328,6 +339,7 @@ CHECKS: tuple[Check, ...] = (
     Check(("cluster", "algorithm"), _stale_samples_are_corrected),
     Check(("cluster", "rollout"), _streams_sample_no_more_than_is_trained),
     Check(("rollout", "algorithm"), _partial_rollouts_are_corrected),
+    Check(("algorithm", "data"), _documents_are_fine_tuned_on),
     Check(("environment", "data"), _environments_need_conversations),
     Check(("algorithm", "model"), _reference_is_read),
     Check(("algorithm", "trainer"), _on_policy_alone),

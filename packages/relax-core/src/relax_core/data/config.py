@@ -47,6 +47,25 @@ class DataConfig(Section):
         "Key of the completion to learn, beside a prompt (sft); null if rows have none.",
         min_length=1,
     )
+    text_key: str | None = setting(
+        None,
+        "Key of a row's document for continued pre-training (sft): bare text, all of whose tokens are "
+        "learnt; no other key is read then. null reads prompts and conversations.",
+        min_length=1,
+    )
+    end_of_text: str | None = setting(
+        None,
+        "Special token that stands between documents (text_key); null takes the tokenizer's eos_token.",
+        min_length=1,
+    )
+    block_tokens: int = setting(
+        4096, "Length of the blocks that documents (text_key) are cut into.", unit="tokens", ge=2, lt=2**31
+    )
+    documents: Literal["joined", "apart"] = setting(
+        "joined",
+        "Whether a document (text_key) sees those before it in its block (joined), or blocks hold one "
+        "document each and it sees itself alone (apart).",
+    )
     chosen_key: str = setting("chosen", "Key of the better completion of a pair (dpo).", min_length=1)
     rejected_key: str = setting("rejected", "Key of the worse completion of a pair (dpo).", min_length=1)
     answer_key: str | None = setting(
@@ -120,6 +139,13 @@ class DataConfig(Section):
         "(refuse), or one sample for each assistant turn (split).",
     )
 
+    @property
+    def longest(self) -> tuple[str, int | None]:
+        """The setting that bounds a prompt or sample, and its tokens; None is no bound."""
+        if self.text_key is not None:
+            return "block_tokens", self.block_tokens
+        return "max_tokens", self.max_tokens
+
     @model_validator(mode="after")
     def _combination_is_possible(self) -> Self:
         problems = []
@@ -136,6 +162,7 @@ class DataConfig(Section):
             problems.append(
                 f"overlong {self.overlong!r} has no effect while max_tokens is null: set max_tokens"
             )
+        problems += self._of_documents()
         if self.images_key is not None and not self.chat:
             problems.append(
                 "images_key is set while chat is false: pictures stand in conversations; set chat to true"
@@ -149,3 +176,17 @@ class DataConfig(Section):
         if problems:
             raise ValueError("; ".join(problems))
         return self
+
+    def _of_documents(self) -> list[str]:
+        """What documents leave no room for, and what is for documents alone."""
+        needless: tuple[str, ...]
+        if self.text_key is None:
+            needless, reason = ("end_of_text", "block_tokens", "documents"), "text_key is null"
+        else:
+            needless = ("max_tokens", "images_key", "chat_template", "template_args", "system_prompt")
+            reason = "text_key is set: documents go through no chat template and are cut into block_tokens"
+        return [
+            f"{field} has no effect while {reason}; leave it unset"
+            for field in needless
+            if getattr(self, field) != type(self).model_fields[field].default
+        ]

@@ -14,6 +14,8 @@ Fields = Mapping[str, Any]
 
 def wanted_keys(cfg: DataConfig) -> frozenset[str]:
     """The keys that are read of a row."""
+    if cfg.text_key is not None:
+        return frozenset({cfg.text_key})
     named = (
         cfg.prompt_key,
         cfg.messages_key,

@@ -20,6 +20,7 @@ from relax_core.data.samples import SampleBuilder
 from relax_core.data.sources import read_rows
 from relax_core.data.split import split_held_out
 from relax_core.data.stream import ExampleStream
+from relax_core.data.text import TextBuilder, in_blocks
 from relax_core.data.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -94,8 +95,10 @@ def load_held_out_prompts(
 def load_samples(
     cfg: DataConfig, tokenizer: Tokenizer, *, seed: int, pictures: PictureReader | None = None
 ) -> DataSet[Sample]:
-    """Samples to learn from, with the pictures that `pictures` reads; further arguments and errors as
-    `load_prompts`."""
+    """Samples to learn from, with the pictures that `pictures` reads, or blocks of documents if the settings
+    name a key of text; further arguments and errors as `load_prompts`."""
+    if cfg.text_key is not None:
+        return in_blocks(_load(cfg, TextBuilder(cfg, tokenizer), seed), cfg)
     return _load(cfg, SampleBuilder(cfg, tokenizer, pictures), seed)
 
 

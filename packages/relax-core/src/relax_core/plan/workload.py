@@ -43,13 +43,16 @@ class Workload:
         """
         parts = config.trainer.optimizer_steps_per_batch
         if config.algorithm.algorithm.loop != "rl":
-            longest = config.data.max_tokens or config.trainer.micro_batch_tokens
+            longest = config.data.longest[1] or config.trainer.micro_batch_tokens
+            # Every block but the last is full, and every token of it is a target.
+            blocks = config.data.text_key is not None
+            fill, scored = (1.0, 1.0) if blocks else (fill, 0.5)
             pairs = config.algorithm.algorithm.loop == "pairs"
             count = max(1, config.sft.samples_per_step // parts) * (2 if pairs else 1)
             forwards = 1 + parts if pairs else 0
             lengths = spread(longest, count, fill)
             words = (f"samples of {sum(lengths) // count} tokens on average, {max(lengths)} at most",)
-            return cls(lengths, parts, 0, 0, 0, 0.0, 0, 0.5, forwards, words + _unplanned(config))
+            return cls(lengths, parts, 0, 0, 0, 0.0, 0, scored, forwards, words + _unplanned(config))
         rollout = config.rollout
         longest = rollout.max_new_tokens
         prompt_tokens = min(prompt_tokens, config.data.max_tokens or prompt_tokens)

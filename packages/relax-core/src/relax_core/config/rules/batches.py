@@ -16,8 +16,9 @@ def _the_budget_holds_the_longest_sample(
     algorithm: AlgorithmConfig, data: DataConfig, rollout: RolloutConfig, trainer: TrainerConfig
 ) -> Iterator[Problem]:
     """A longer sample would go alone, and memory would have no bound that the settings name."""
-    longest = data.max_tokens or 0
-    made_of = f"data.max_tokens {longest}"
+    setting, bound = data.longest
+    longest = bound or 0
+    made_of = f"data.{setting} {longest}"
     if algorithm.algorithm.loop == "rl":
         longest += rollout.max_new_tokens
         made_of += f" and rollout.max_new_tokens {rollout.max_new_tokens}"

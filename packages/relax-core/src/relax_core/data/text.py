@@ -1,0 +1,134 @@
+"""From rows of bare text to samples of continued pre-training: documents cut into blocks, all of it learned.
+
+Documents stand one behind the other with the end-of-text token between them, before the first and behind the
+last. Blocks share one token, so that each token of that text is a target in exactly one block: the mean loss
+over blocks is that of the text, and its exponential the perplexity.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_core.data.config import DataConfig
+from relax_core.data.examples import Sample
+from relax_core.data.length import LengthRule
+from relax_core.data.problems import BadRow, DataError, RowError
+from relax_core.data.rows import Row
+from relax_core.data.tokenizer import Tokenizer, encode
+
+if TYPE_CHECKING:
+    from relax_core.data.load import DataSet
+
+
+@dataclass(frozen=True, slots=True)
+class TextDraft:
+    """A document before it is tokenised."""
+
+    place: str
+    text: str
+
+
+class TextBuilder:
+    """Turns rows into documents; `in_blocks` cuts them once it is known which are held out.
+
+    Raises:
+        DataError: there is no end-of-text token.
+    """
+
+    def __init__(self, cfg: DataConfig, tokenizer: Tokenizer) -> None:
+        self._key = str(cfg.text_key)
+        self._tokenizer = tokenizer
+        self._end = _end_of_text(cfg, tokenizer)
+        # A document of any length fits, as it is cut into blocks.
+        self.length = LengthRule(None, "refuse")
+
+    def draft(self, row: Row) -> list[TextDraft]:
+        """The row's document.
+
+        Raises:
+            RowError: the row has none.
+        """
+        text = row.fields.get(self._key)
+        if not isinstance(text, str) or not text:
+            found = "empty" if text == "" else "missing" if text is None else f"a {type(text).__name__}"
+            raise RowError(f"{self._key} is {found}: a document is text (data.text_key names its key)")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RowError(f"{self._key} holds half a surrogate pair, which is no text") from error
+        return [TextDraft(row.place, text)]
+
+    def finish(self, drafts: Sequence[TextDraft]) -> Iterator[Sample | BadRow]:
+        """Tokenises documents, with the end-of-text token before and behind each."""
+        encoded = encode(self._tokenizer, [draft.text for draft in drafts])
+        for draft, tokens in zip(drafts, encoded, strict=True):
+            if not tokens:
+                yield BadRow(draft.place, f"{self._key} gives no token")
+                continue
+            ids = np.asarray([self._end, *tokens, self._end], dtype=np.int32)
+            yield Sample(draft.place, ids, _all_but_the_first(len(ids)), draft.text)
+
+
+def in_blocks(data: "DataSet[Sample]", cfg: DataConfig) -> "DataSet[Sample]":
+    """The same with blocks in the place of documents, of every source and of what is held out."""
+    cut = blocks_of_joined if cfg.documents == "joined" else blocks_of_each
+    mixture = tuple((cut(documents, cfg.block_tokens), weight) for documents, weight in data.mixture)
+    train = tuple(block for blocks, _ in mixture for block in blocks) or cut(data.train, cfg.block_tokens)
+    return replace(data, train=train, held_out=cut(data.held_out, cfg.block_tokens), mixture=mixture)
+
+
+def blocks_of_joined(documents: Sequence[Sample], tokens: int) -> tuple[Sample, ...]:
+    """Blocks of one text made of all documents; what follows in a block sees what came before.
+
+    Args:
+        documents: as `TextBuilder` makes them, in order.
+        tokens: of a block, at least 2; the last one may have fewer.
+
+    Returns:
+        Blocks; each is named by the document in which it begins, and how many tokens behind its beginning.
+    """
+    if not documents:
+        return ()
+    # The end of a document is the beginning of the next.
+    parts = [documents[0].ids, *(document.ids[1:] for document in documents[1:])]
+    starts = np.cumsum([0, *(len(document.ids) - 1 for document in documents[:-1])])
+    ids = np.concatenate(parts)
+    begins = range(0, len(ids) - 1, tokens - 1)
+    owners = np.searchsorted(starts, list(begins), side="right") - 1
+    return tuple(
+        _block(f"{documents[owner].id}+{begin - starts[owner]}", ids[begin : begin + tokens])
+        for begin, owner in zip(begins, owners, strict=True)
+    )
+
+
+def blocks_of_each(documents: Sequence[Sample], tokens: int) -> tuple[Sample, ...]:
+    """Blocks of one document each, which therefore see nothing of any other; arguments as above."""
+    return tuple(block for document in documents for block in blocks_of_joined([document], tokens))
+
+
+def _block(name: str, ids: NDArray[np.int32]) -> Sample:
+    return Sample(name, ids, _all_but_the_first(len(ids)), "")
+
+
+def _all_but_the_first(count: int) -> NDArray[np.bool_]:
+    return np.arange(count) > 0
+
+
+def _end_of_text(cfg: DataConfig, tokenizer: Tokenizer) -> int:
+    if cfg.end_of_text is not None:
+        ids = encode(tokenizer, [cfg.end_of_text])[0]
+        if len(ids) != 1:
+            raise DataError(
+                f"data.end_of_text {cfg.end_of_text!r} is {len(ids)} tokens: give the text of one special "
+                "token, or null for the tokenizer's eos_token"
+            )
+        return int(ids[0])
+    if tokenizer.eos_token_id is None:
+        raise DataError(
+            "the tokenizer has no end-of-text token (eos_token) to put between documents: name one in "
+            "data.end_of_text"
+        )
+    return int(tokenizer.eos_token_id)
