@@ -42,6 +42,16 @@ WHERE = {
         "tp2-sp-lora", 2, _SP, lora={"rank": 3, "alpha": 6.0}
     ),
     "the balance loss is divided by the context size": Row("moe-cp2", 2, {"context": 2}, **_MOE),
+    "the mask of tokens that count is another rank's": Row("moe-tp2-sp-mtp1", 2, _SP, mtp=1, **_MOE),
+    "a shared key is gathered from the ranks of another head": Row(
+        "tp4-sp-two-kv-heads", 4, {"tensor": 4, "sequence": True}, model={"linear_num_key_heads": 4}
+    ),
+    "pictures are put into another rank's tokens": Row(
+        "pictures-tp2-sp-mtp1", 2, _SP, mtp=1, draft=_JOINED, pictures="trained"
+    ),
+    "query heads of a shared key take another rank's gates": Row(
+        "tp2-one-kv-head", 2, {"tensor": 2}, model={"num_key_value_heads": 1}
+    ),
 }
 # All but this one change gradients.
 SEEN_IN = {"the gradient norm leaves spread weights out": "grad_norm is"}
@@ -56,9 +66,11 @@ def test_every_fault_has_a_layout_that_shows_it():
 def test_the_trainer_is_free_of_it_and_would_be_seen_with_it(pools, reference, fault):
     row = WHERE[fault]
     wanted = reference(row)
-    assert not differences(pools(2).run(row), wanted, rel=REL, floor=FLOOR)
+    assert not differences(pools(row.ranks).run(row), wanted, rel=REL, floor=FLOOR)
     try:
-        seen = differences(pools(2).run(row, "train_with_fault", fault=fault), wanted, rel=REL, floor=FLOOR)
+        seen = differences(
+            pools(row.ranks).run(row, "train_with_fault", fault=fault), wanted, rel=REL, floor=FLOOR
+        )
     except RankError as error:
         # Copies that must be equal are not: the harness refuses them.
         seen = [str(error)]

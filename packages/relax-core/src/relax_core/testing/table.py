@@ -27,6 +27,7 @@ _CP = {"context": 2}
 _GATHERED = {"context_attention": "gather"}
 _BY_HEADS, _BY_STATE = {"context_attention": "heads"}, {"context_delta": "state"}
 _ONE_KV_HEAD = {"num_key_value_heads": 1}
+_EIGHT_HEADS = {"num_attention_heads": 8, "linear_num_key_heads": 8, "linear_num_value_heads": 16}
 _EP = {"expert": 2}
 _MANY_EXPERTS = {"num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 4}
 _TIED_JOINED: dict[str, Any] = {"model": _TIED, "draft": _JOINED}
@@ -109,8 +110,9 @@ ROWS: tuple[Row, ...] = (
     Row("tp2-one-kv-head", 2, _TP, model=_ONE_KV_HEAD, mtp=1, quick=True),
     Row("tp2-sp-one-kv-head-selective", 2, _SP, model=_ONE_KV_HEAD, trainer=_SELECTIVE),
     Row("tp4-sp-two-kv-heads", 4, _TP4_SP, model={"linear_num_key_heads": 4}, mtp=1),
-    # Four ranks for one head, as eight have for two.
     Row("tp4-sp-one-kv-head", 4, _TP4_SP, model={**_ONE_KV_HEAD, "linear_num_key_heads": 4}, mtp=1),
+    # As the published models are cut over a host: four ranks for each of two key/value heads.
+    Row("tp8-sp-two-kv-heads", 8, {"tensor": 8, "sequence": True}, model=_EIGHT_HEADS, mtp=1),
     Row("tp2-cp2-one-kv-head-gather", 4, {**_TP, **_CP, **_GATHERED}, model=_ONE_KV_HEAD),
     Row("tp2-cp2-one-kv-head-heads", 4, {**_TP, **_CP, **_BY_HEADS}, model=_ONE_KV_HEAD),
     Row("tp2-cp2-heads-heads-mtp1", 4, {**_TP, **_CP, **_BY_HEADS}, model={"linear_num_key_heads": 4}, mtp=1),

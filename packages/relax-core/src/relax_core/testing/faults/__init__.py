@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from relax_core.device import World
-from relax_core.testing.faults import completions, experts, gradients, loss, packing, vocabulary
+from relax_core.testing.faults import completions, experts, gradients, loss, packing, places, vocabulary
 from relax_core.testing.row import Row
 from relax_core.testing.training import Measured, train
 
@@ -32,6 +32,10 @@ FAULTS: Mapping[str, Callable[[Row], Any]] = {
     "the ratio of a completion counts the tokens of its own piece": completions.ratio_of_own_piece,
     "an adapter over spread tokens keeps its partial gradient": completions.adapter_of_tokens_not_summed,
     "the balance loss is divided by the context size": experts.balance_divided_by_context,
+    "the mask of tokens that count is another rank's": places.mask_of_another_rank,
+    "a shared key is gathered from the ranks of another head": places.key_of_other_ranks,
+    "pictures are put into another rank's tokens": places.pictures_of_another_rank,
+    "query heads of a shared key take another rank's gates": places.gates_of_another_rank,
 }
 
 
