@@ -23,7 +23,7 @@ def test_no_command_is_an_error(bench) -> None:
 def test_a_timeout_that_makes_no_sense(bench, seconds: str) -> None:
     done = bench.run(*CLI, "doctor", f"--timeout={seconds}")
     assert done.returncode == 2
-    assert "--timeout" in done.stderr
+    assert f"{seconds} is no number of seconds above 0" in done.stderr
 
 
 def test_the_doctor_on_a_bare_machine(bench) -> None:
@@ -89,3 +89,13 @@ def test_the_doctor_says_why_fla_npu_does_not_load(bench) -> None:
     bench.module("fla_npu", "raise RuntimeError('CANN environment is not initialized')")
     found = operators_of(bench)
     assert "fla_npu does not load: RuntimeError: CANN environment is not initialized" in found["message"]
+
+
+@pytest.mark.parametrize("name", ["中文", "\udcff"])
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_names_that_the_terminal_cannot_show(bench, name: str, options: list[str]) -> None:
+    done = bench.run(
+        *CLI, "doctor", *options, ASCEND_HOME_PATH=f"/opt/{name}", PYTHONIOENCODING="ascii", PYTHONUTF8="1"
+    )
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "\\u4e2d" in done.stdout or "\\udcff" in done.stdout

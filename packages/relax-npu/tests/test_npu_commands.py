@@ -1,5 +1,7 @@
 """The commands for people: environment, schemas, image, integration; on machines with and without NPUs."""
 
+import os
+import shlex
 from pathlib import Path
 
 import pytest
@@ -77,14 +79,14 @@ def test_a_dry_run_shows_every_command_anywhere(bare: Machine, capsys) -> None:
     assert cli.main(["integration", "--dry-run"], bare) == 0
     told = capsys.readouterr().out
     for text in (
-        "docker build --file docker/Dockerfile.npu",
+        "docker buildx build --load --file docker/Dockerfile.npu",
         "doctor",
         "relax_kernels check",
         "relax_npu.smoke",
     ):
         assert text in told
     assert cli.main(["integration", "--dry-run", "--built"], bare) == 0
-    assert "docker build" not in capsys.readouterr().out
+    assert "docker buildx" not in capsys.readouterr().out
 
 
 def test_npu_smi_may_lie_in_another_folder(equipped: Machine, tmp_path: Path, capsys) -> None:
@@ -185,3 +187,39 @@ def test_a_command_of_ones_own_runs_on_chosen_dies(equipped, capsys) -> None:
     told = capsys.readouterr().out
     assert told.rstrip().endswith("relax-npu:local npu-smi info")
     assert "davinci0" not in told
+
+
+def test_a_container_is_in_the_groups_of_the_device_files(equipped, monkeypatch) -> None:
+    """The driver gives them to a group of the host, in which the image's user is not."""
+    usual, owners = Path.stat, {"davinci0": 1001, "davinci_manager": 1002, "davinci1": 1003, "hisi_hdc": 0}
+
+    def stat(path: Path, **options) -> os.stat_result:
+        found = usual(path, **options)
+        return os.stat_result((*found[:5], owners.get(path.name, 1001), *found[6:]))
+
+    monkeypatch.setattr(Path, "stat", stat)
+    told = shlex.join(commands.run([0], "true", machine=equipped).command)
+    assert "--group-add 1001 --group-add 1002" in told
+    assert told.count("--group-add") == 2, "neither root's group nor that of a die that is not passed on"
+
+
+def test_a_person_types_into_what_runs(equipped, monkeypatch, capsys) -> None:
+    assert "--tty" not in commands.run([0], "bash", machine=equipped).command
+    for stream in (cli.sys.stdin, cli.sys.stdout):
+        monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
+    assert cli.main(["image", "run", "--dry-run"], equipped) == 0
+    assert "--interactive --tty" in capsys.readouterr().out
+
+
+def test_without_docker_no_image_is_built(bare: Machine, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(cli.subprocess, "run", lambda *args, **kwargs: pytest.fail("it ran"))
+    assert cli.main(["image", "build"], bare) == 1
+    assert "docker is not on PATH" in capsys.readouterr().err
+
+
+def test_an_interrupted_command_ends_without_a_trace(equipped, monkeypatch) -> None:
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.subprocess, "run", interrupted)
+    assert cli.main(["image", "check"], equipped) == 130

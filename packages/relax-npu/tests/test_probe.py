@@ -232,3 +232,10 @@ def test_other_ways_to_break(bench, source: str, state: str) -> None:
     bench.torch()
     bench.torch_npu(source=source)
     assert bench.probe()["state"] == state
+
+
+def test_a_line_that_is_cut_off_hides_no_report_before_it(bench) -> None:
+    bench.torch()
+    bench.torch_npu(source="import os; print('\\nRELAX_NPU_PROBE {\"state', flush=True); os._exit(3)")
+    found = bench.probe()
+    assert (found["state"], found["stage"]) == ("crashed", "import torch_npu")

@@ -24,6 +24,7 @@ def test_plain_lists(text: str, ids: tuple[int, ...]) -> None:
         ("2,x,1", "'x' is not a device id", "=1,2"),
         ("\u0661", "is not a device id", None),
         ("1.0", "'1.0' is not a device id", None),
+        ("9" * 5000, "is not a device id", None),
         ("00,1", "'00' is not a device id", "=0,1"),
     ],
 )

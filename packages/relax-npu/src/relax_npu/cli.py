@@ -19,12 +19,17 @@ from relax_npu.visible import VARIABLE, VisibleDevicesError, format_visible, par
 
 _MOST_DRAFTS = 16
 _LONGEST_S = 86400
+_INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None, machine: Machine | None = None) -> int:
     """Runs the command and returns its exit code."""
     chosen = _parser().parse_args(arguments)
-    code: int = chosen.run(chosen, machine)
+    try:
+        code: int = chosen.run(chosen, machine)
+    except KeyboardInterrupt:
+        # What was running got the same signal and has told about it.
+        return _INTERRUPTED
     return code
 
 
@@ -68,7 +73,8 @@ def _schema(chosen: argparse.Namespace, machine: Machine | None) -> int:
 def _image(chosen: argparse.Namespace, machine: Machine | None) -> int:
     looked_at = machine or Machine()
     if chosen.action == "build":
-        if _refused(commands.outside(Path.cwd()), "the image cannot be built here", chosen.dry_run):
+        lacking = commands.outside(Path.cwd()) + commands.without_docker(looked_at)
+        if _refused(lacking, "the image cannot be built here", chosen.dry_run):
             return 1
         step = commands.build(chosen.image, pip_config=chosen.pip_config)
         return _carry_out((step,), chosen.dry_run)
@@ -81,7 +87,8 @@ def _image(chosen: argparse.Namespace, machine: Machine | None) -> int:
     if chosen.action == "run":
         # `--` before the command is a habit of many.
         command = chosen.command[chosen.command[:1] == ["--"] :] or ["bash"]
-        steps = (commands.run(dies, *command, image=chosen.image, machine=looked_at),)
+        typed = sys.stdin.isatty() and sys.stdout.isatty()
+        steps = (commands.run(dies, *command, image=chosen.image, machine=looked_at, terminal=typed),)
     return _carry_out(steps, chosen.dry_run)
 
 
@@ -123,7 +130,9 @@ def _carry_out(steps: Sequence[Step], dry_run: bool) -> int:
 
 
 def _tell(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
+    """Prints; what the output's encoding lacks (a folder's name, a variable's bytes) as its code."""
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -223,13 +232,16 @@ def _dies(text: str) -> tuple[int, ...]:
 
 
 def _whole(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text) <= _MOST_DRAFTS):
+    if not (re.fullmatch("[0-9]{1,9}", text) and int(text) <= _MOST_DRAFTS):
         raise argparse.ArgumentTypeError(f"{text} is no number of tokens from 0 to {_MOST_DRAFTS}")
     return int(text)
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not 0 < value <= _LONGEST_S:
         raise argparse.ArgumentTypeError(f"{text} is no number of seconds above 0 and up to {_LONGEST_S}")
     return value

@@ -40,7 +40,7 @@ class Step:
 
 def mounts(machine: Machine) -> list[str]:
     """What of the host a container sees: for each thing the place where it is, else the usual one."""
-    return [next((path for path in places if machine.path(path).exists()), places[0]) for places in _MOUNTS]
+    return [next((path for path in places if machine.exists(path)), places[0]) for places in _MOUNTS]
 
 
 def build(image: str = IMAGE, pins: Pins | None = None, *, pip_config: Path | None = None) -> Step:
@@ -57,7 +57,8 @@ def build(image: str = IMAGE, pins: Pins | None = None, *, pip_config: Path | No
         for part in ("--build-arg", f"{name}={value}")
     ]
     secret = ("--secret", f"id=pipconf,src={pip_config}") if pip_config is not None else ()
-    fixed = ("docker", "build", "--file", DOCKERFILE, "--tag", image)
+    # The Dockerfile needs BuildKit; `docker build` is the old builder where docker lacks its component.
+    fixed = ("docker", "buildx", "build", "--load", "--file", DOCKERFILE, "--tag", image)
     return Step("build the image", (*fixed, *secret, *arguments, "."))
 
 
@@ -68,8 +69,9 @@ def run(
     name: str = "run in the image",
     machine: Machine | None = None,
     more: Sequence[str] = (),
+    terminal: bool = False,
 ) -> Step:
-    """Runs a command in the image with some dies and the host's driver.
+    """Runs a command in the image with some dies and the host's driver, in the groups of the device files.
 
     Args:
         dies: physical ids.
@@ -78,12 +80,23 @@ def run(
         name: of the step.
         machine: where the host's files are looked for; this one when None.
         more: further options of `docker run`.
+        terminal: whether a person sits at it, who types into the command.
     """
-    devices = [part for die in dies for part in ("--device", f"/dev/davinci{die}")]
-    devices += [part for node in _NODES for part in ("--device", node)]
-    volumes = [part for path in mounts(machine or Machine()) for part in ("--volume", f"{path}:{path}:ro")]
-    fixed = ("docker", "run", "--rm", "--network", "host", "--shm-size", _SHARED_MEMORY)
-    return Step(name, (*fixed, *devices, *volumes, *more, image, *command))
+    host = machine or Machine()
+    nodes = [*(f"/dev/davinci{die}" for die in dies), *_NODES]
+    options = [part for node in nodes for part in ("--device", node)]
+    options += [part for group in groups(host, nodes) for part in ("--group-add", str(group))]
+    options += [part for path in mounts(host) for part in ("--volume", f"{path}:{path}:ro")]
+    # --init: what the command leaves behind is reaped, and a signal reaches it.
+    fixed = ("docker", "run", "--rm", "--init", *(("--interactive", "--tty") if terminal else ()))
+    shared = ("--network", "host", "--shm-size", _SHARED_MEMORY)
+    return Step(name, (*fixed, *shared, *options, *more, image, *command))
+
+
+def groups(machine: Machine, nodes: Sequence[str]) -> list[int]:
+    """The groups that may use device files here: the image's user is in none of the host's by itself."""
+    found = {machine.path(node).stat().st_gid for node in nodes if machine.exists(node)}
+    return sorted(found - {0})
 
 
 def check(dies: Sequence[int], image: str = IMAGE, machine: Machine | None = None) -> tuple[Step, ...]:
@@ -98,18 +111,20 @@ def check(dies: Sequence[int], image: str = IMAGE, machine: Machine | None = Non
 
 def missing(machine: Machine, dies: Sequence[int] = ()) -> list[str]:
     """What this machine lacks to run an NPU container on some dies (all when none); [] when nothing."""
-    lacking = [
-        f"{path} is not there" for path in (*_NODES, *mounts(machine)) if not machine.path(path).exists()
-    ]
+    lacking = [f"{path} is not there" for path in (*_NODES, *mounts(machine)) if not machine.exists(path)]
     if not visible_dies(machine):
         lacking.insert(0, "no /dev/davinci<n>: there is no NPU, or it is not passed on")
     else:
         there = visible_dies(machine)
         lacking += [f"/dev/davinci{die} is not there: dies are {there}" for die in dies if die not in there]
+    return lacking + without_docker(machine)
+
+
+def without_docker(machine: Machine) -> list[str]:
+    """Says so where there is no docker on PATH; [] where there is."""
     folders = machine.environment.get("PATH", "").split(":")
-    if not any(folder and (machine.path(folder) / "docker").exists() for folder in folders):
-        lacking.append("docker is not on PATH")
-    return lacking
+    there = any(folder and machine.exists(f"{folder}/docker") for folder in folders)
+    return [] if there else ["docker is not on PATH"]
 
 
 def visible_dies(machine: Machine) -> list[int]:

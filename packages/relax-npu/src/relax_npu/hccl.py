@@ -4,12 +4,15 @@ Without a range HCCL binds fixed ports. Two processes on one die (a trainer and 
 collide, so both ranges have to be set, alike on every rank of a communicator.
 """
 
+import re
+
 BACKEND = "hccl"
 DEVICE_PORTS = "HCCL_NPU_SOCKET_PORT_RANGE"
 HOST_PORTS = "HCCL_HOST_SOCKET_PORT_RANGE"
 HOST_BASE_PORT = "HCCL_IF_BASE_PORT"
 AUTO = "auto"
 _HIGHEST_PORT = 65535
+_PORT = re.compile(r"[0-9]{1,9}")
 
 Ranges = tuple[tuple[int, int], ...]
 
@@ -36,7 +39,7 @@ def parse_ports(text: str) -> Ranges | None:
     for part in text.split(","):
         first, dash, last = part.partition("-")
         numbers = (first, last if dash else first)
-        if not all(number.isascii() and number.isdigit() for number in numbers):
+        if not all(_PORT.fullmatch(number) for number in numbers):
             raise PortRangeError(
                 f"{part!r} in {text!r} is no port range; allowed: auto, or for instance 50000-50031,50100"
             )

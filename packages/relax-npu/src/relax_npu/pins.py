@@ -34,6 +34,7 @@ class Pins:
     soc: str
     sgl_soc: str
     base_image: str
+    triton_ascend_wheels: str
     packages: Mapping[str, str]
     sources: Mapping[str, Source]
 
@@ -51,6 +52,7 @@ def load_pins() -> Pins:
         soc=data["soc"],
         sgl_soc=data["sgl-soc"],
         base_image=data["image"]["base"],
+        triton_ascend_wheels=data["image"]["triton-ascend-wheels"],
         packages=dict(data["packages"]),
         sources={name: Source(**told) for name, told in data["sources"].items()},
     )
@@ -60,6 +62,7 @@ def build_arguments(pins: Pins) -> dict[str, str]:
     """Every pin as a build argument of docker/Dockerfile.npu, by the argument's name."""
     arguments = {
         "BASE_IMAGE": pins.base_image,
+        "TRITON_ASCEND_WHEELS": pins.triton_ascend_wheels,
         "TORCH": pins.torch,
         "TORCH_NPU": pins.torch_npu,
         "FLA_SOC": pins.soc,

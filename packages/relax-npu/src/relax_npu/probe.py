@@ -119,10 +119,16 @@ def _text(file: IO[bytes]) -> str:
 
 
 def _last_report(output: str) -> dict[str, Any]:
-    """The last line that the child meant for us; whatever else libraries printed is passed over."""
-    lines = [line.removeprefix(MARKER) for line in output.splitlines() if line.startswith(MARKER)]
-    report: dict[str, Any] = json.loads(lines[-1]) if lines else {}
-    return report
+    """The last whole line that the child meant for us; whatever else libraries printed is passed over."""
+    for line in reversed(output.splitlines()):
+        if not line.startswith(MARKER):
+            continue
+        try:
+            report: dict[str, Any] = json.loads(line.removeprefix(MARKER))
+        except ValueError:
+            continue  # cut off, or another thread wrote into it
+        return report
+    return {}
 
 
 def _result(told: Mapping[str, Any]) -> Probe:

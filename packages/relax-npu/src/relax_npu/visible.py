@@ -1,8 +1,11 @@
 """Which NPUs a process may use: the rules of ASCEND_RT_VISIBLE_DEVICES, and physical against logical ids."""
 
+import re
 from collections.abc import Iterable, Sequence
 
 VARIABLE = "ASCEND_RT_VISIBLE_DEVICES"
+_ID = re.compile(r"0|[1-9][0-9]{0,5}")
+_NUMBER = re.compile(r"[0-9]{1,6}")
 _RULE = "plain ids, ascending, each once, joined by commas without spaces, for instance 0,2,3"
 
 
@@ -30,7 +33,7 @@ def parse_visible(text: str) -> tuple[int, ...]:
     tokens = text.split(",")
     ids: list[int] = []
     for token in tokens:
-        if not (token.isascii() and token.isdigit() and token == str(int(token))):
+        if not _ID.fullmatch(token):
             raise _refused(text, f"{token!r} is not a device id", tokens)
         ids.append(int(token))
     if len(set(ids)) != len(ids):
@@ -72,6 +75,6 @@ def logical_index(physical: int, visible: Sequence[int]) -> int:
 
 
 def _refused(text: str, why: str, tokens: Sequence[str]) -> VisibleDevicesError:
-    numbers = sorted({int(token) for token in map(str.strip, tokens) if token.isascii() and token.isdigit()})
+    numbers = sorted({int(token) for token in map(str.strip, tokens) if _NUMBER.fullmatch(token)})
     meant = f"; set {VARIABLE}={','.join(map(str, numbers))}" if numbers else ""
     return VisibleDevicesError(f"{VARIABLE}={text!r}: {why}. Allowed: {_RULE}{meant}")

@@ -1,5 +1,7 @@
 """Each check of the doctor on machines made for it: a folder as file system, variables, a probe's result."""
 
+import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -377,3 +379,57 @@ def test_the_text_says_what_to_do() -> None:
         "     fix  install it",
         "1 errors, 0 warnings: the npu device will not work here",
     ]
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"ASCEND_RT_VISIBLE_DEVICES": "9" * 5000},
+        {"HCCL_HOST_SOCKET_PORT_RANGE": "9" * 5000, "HCCL_NPU_SOCKET_PORT_RANGE": "auto"},
+        {"HCCL_BUFFSIZE": "9" * 5000},
+        {"PYTORCH_NPU_ALLOC_CONF": "max_split_size_mb:" + "9" * 5000},
+        {"RELAX_NPU_MINDSPEED": "[" * 100_000},
+        {"ASCEND_HOME_PATH": "/" + "a" * 5000},
+        {"ASCEND_HOME_PATH": "/proc/self/mem/\udcff"},
+        {"HCCL_SOCKET_IFNAME": "eth\udcff"},
+    ],
+    ids=lambda variables: next(iter(variables)),
+)
+def test_no_value_of_a_variable_ends_the_examination(healthy: Make, variables: dict[str, str]) -> None:
+    report = examine(healthy(**variables))
+    json.loads(report.as_json())
+    assert report.as_text()
+
+
+def closed(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Makes paths with these names answer as for a user who may not look (the tests may run as root)."""
+    usual = os.stat
+
+    def stat(path, *args, **kwargs):
+        if any(name in os.fspath(path) for name in names if isinstance(path, str | os.PathLike)):
+            raise PermissionError(13, "Permission denied", os.fspath(path))
+        return usual(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "stat", stat)
+
+
+def test_a_folder_of_canns_that_is_closed_to_the_user(healthy: Make, monkeypatch) -> None:
+    machine = healthy()
+    closed(monkeypatch, "ascend-toolkit")
+    found = finding(machine, "cann")
+    assert found.status is Status.ERROR
+    assert "no folder that this user may look into" in found.message
+    assert finding(healthy(ASCEND_HOME_PATH="-"), "cann").message == "CANN is not installed"
+
+
+def test_files_that_cannot_be_read(healthy: Make, tmp_path: Path) -> None:
+    """A folder in a file's place is refused to root too."""
+    for name in ("driver/version.info", "ascend-toolkit/latest/aarch64-linux/ascend_toolkit_install.info"):
+        path = tmp_path / "usr/local/Ascend" / name
+        path.unlink()
+        path.mkdir()
+    report = examine(healthy())
+    told = {found.check: found for found in report.findings}
+    assert "cannot be read by this user" in told["driver"].message
+    assert "install" not in str(told["driver"].fix)
+    assert told["cann"].status is Status.UNKNOWN

@@ -61,6 +61,9 @@ def driver(machine: Machine, pins: Pins) -> list[Finding]:
     """The driver's version against what the pinned CANN works with."""
     text = machine.read(_DRIVER_INFO)
     match = _VERSION.search(text or "")
+    if text is None and machine.exists(_DRIVER_INFO):
+        fix = "as its owner, chmod a+r it; in a container run with the group of the driver's files"
+        return [Finding("driver", Status.ERROR, f"{_DRIVER_INFO} cannot be read by this user", fix)]
     if not match:
         fix = "install the driver; in a container mount /usr/local/Ascend/driver and /etc/ascend_install.info"
         return [Finding("driver", Status.ERROR, f"no version in {_DRIVER_INFO}", fix)]
@@ -98,16 +101,17 @@ def firmware(machine: Machine, pins: Pins) -> list[Finding]:
 def cann(machine: Machine, pins: Pins) -> list[Finding]:
     """CANN: installed, its environment set, its version."""
     home = machine.environment.get("ASCEND_HOME_PATH") or machine.environment.get("ASCEND_TOOLKIT_HOME")
-    installed = [place for place in _TOOLKITS if machine.path(place).is_dir()]
+    installed = [place for place in _TOOLKITS if machine.is_folder(place)]
     if not home:
         if installed:
             message = f"CANN lies in {installed[0]}, but its environment is not set (ASCEND_HOME_PATH)"
             return [Finding("cann", Status.ERROR, message, _SET_ENV)]
         fix = f"install the CANN {pins.cann} toolkit, then `{_SET_ENV}`"
         return [Finding("cann", Status.ERROR, "CANN is not installed", fix)]
-    if not machine.path(home).is_dir():
+    if not machine.is_folder(home):
         fix = f"{_SET_ENV}, or correct ASCEND_HOME_PATH"
-        return [Finding("cann", Status.ERROR, f"ASCEND_HOME_PATH={home} is no folder", fix)]
+        message = f"ASCEND_HOME_PATH={home} is no folder that this user may look into"
+        return [Finding("cann", Status.ERROR, message, fix)]
     found = _cann_version(machine, home)
     if found is None:
         return [Finding("cann", Status.UNKNOWN, f"CANN in {home}, version not found there")]
@@ -118,9 +122,10 @@ def cann(machine: Machine, pins: Pins) -> list[Finding]:
 
 
 def _cann_version(machine: Machine, home: str) -> str | None:
+    folder = machine.path(home)
     for pattern in _CANN_FILES:
-        for path in sorted(machine.path(home).glob(pattern)):
-            match = _VERSION.search(path.read_text(errors="replace"))
+        for path in sorted(folder.glob(pattern)):
+            match = _VERSION.search(machine.read(f"{home}/{path.relative_to(folder)}") or "")
             if match:
                 return match.group(1)
     return None

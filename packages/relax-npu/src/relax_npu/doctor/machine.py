@@ -51,6 +51,20 @@ class Machine:
         """A path of that machine."""
         return self.root / absolute.lstrip("/")
 
+    def exists(self, absolute: str) -> bool:
+        """Whether a path is there for this user; one below a folder that is closed to them is not."""
+        try:
+            return self.path(absolute).exists()
+        except OSError:
+            return False
+
+    def is_folder(self, absolute: str) -> bool:
+        """Whether a path is a folder that this user sees."""
+        try:
+            return self.path(absolute).is_dir()
+        except OSError:
+            return False
+
     def read(self, absolute: str) -> str | None:
         """A file's text, or None when it cannot be read."""
         try:

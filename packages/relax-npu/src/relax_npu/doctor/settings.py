@@ -16,7 +16,7 @@ def _one_of(*values: str) -> Callable[[str], bool]:
 
 
 def _number(least: int) -> Callable[[str], bool]:
-    return lambda text: text.isascii() and text.isdigit() and int(text) >= least
+    return lambda text: re.fullmatch(r"[0-9]{1,18}", text) is not None and int(text) >= least
 
 
 def _affinity(text: str) -> bool:

@@ -46,7 +46,7 @@ def switches(text: str | None) -> dict[str, Any] | None:
         return {}
     try:
         found = json.loads(str(text))
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise MindSpeedSettingError(
