@@ -7,7 +7,7 @@ from relax_bridge import Checkpoint
 from relax_core.loop import run
 from relax_core.run import RunDirectory
 from relax_core.testing.runs import records, start, weights
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 
 @pytest.fixture
@@ -102,67 +102,3 @@ def test_a_log_prob_gap_above_the_bound_stops_the_run(small_run, tmp_path):
         pytest.raises(ValueError, match=r"rollout.max_logprob_gap = 1e-12"),
     ):
         run(config, directory, resume=False)
-
-
-def test_supervised_fine_tuning_lowers_the_held_out_loss(small_run, tmp_path):
-    rows = [{"prompt": f"{i} plus {i}", "completion": str(2 * i)} for i in range(10, 60)]
-    data = tmp_path / "sft.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = small_run(
-        algorithm={"name": "sft"},
-        data={"path": str(data), "eval_path": None, "eval_fraction": 0.2},
-        run={"steps": 20},
-        sft={"samples_per_step": 10},
-    )
-    steps = records(start(config, tmp_path / "sft"))
-    assert steps[-1]["eval_loss"] < 0.8 * steps[0]["eval_loss"]
-    assert steps[-1]["eval_perplexity"] == pytest.approx(math.exp(steps[-1]["eval_loss"]))
-
-
-def test_continued_pre_training_lowers_the_perplexity_of_held_out_documents(small_run, tmp_path):
-    rows = [{"text": f"{i} plus {i} = {2 * i}"} for i in range(10, 60)]
-    data = tmp_path / "documents.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = small_run(
-        algorithm={"name": "sft"},
-        data={
-            "path": str(data),
-            "eval_path": None,
-            "eval_fraction": 0.2,
-            "text_key": "text",
-            "block_tokens": 24,
-        },
-        run={"steps": 12},
-        sft={"samples_per_step": 6},
-    )
-    directory = start(config, tmp_path / "documents")
-    steps = records(directory)
-    assert steps[-1]["eval_perplexity"] < 0.6 * steps[0]["eval_perplexity"]
-    # The perplexity is that of transformers on the same text, document by document.
-    apart = small_run(
-        algorithm={"name": "sft"},
-        model={"path": str(directory.hf)},
-        data={
-            "path": str(data),
-            "eval_path": str(data),
-            "text_key": "text",
-            "documents": "apart",
-            "block_tokens": 512,
-        },
-        run={"steps": 1},
-        sft={"samples_per_step": 6},
-    )
-    ours = records(start(apart, tmp_path / "apart"))[0]["eval_perplexity"]
-    model, tokenizer = (
-        AutoModelForCausalLM.from_pretrained(directory.hf),
-        AutoTokenizer.from_pretrained(directory.hf),
-    )
-    loss = count = 0.0
-    for row in rows:
-        ids = [tokenizer.eos_token_id, *tokenizer(row["text"])["input_ids"], tokenizer.eos_token_id]
-        with torch.no_grad():
-            logits = model(torch.tensor([ids])).logits[0, :-1].double()
-        loss += float(torch.nn.functional.cross_entropy(logits, torch.tensor(ids[1:]), reduction="sum"))
-        count += len(ids) - 1
-    # float32 here, float64 of float32 logits there.
-    assert ours == pytest.approx(math.exp(loss / count), rel=1e-5)

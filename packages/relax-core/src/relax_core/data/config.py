@@ -133,6 +133,22 @@ class DataConfig(Section):
     max_bad_rows: int = setting(
         0, "Bad rows skipped, of path and of eval_path each, before the run is refused.", unit="rows", ge=0
     )
+    workers: int = setting(
+        0,
+        "Processes that tokenise rows and process pictures side by side, with the same result; 0 does it in "
+        "the run's own.",
+        unit="processes",
+        ge=0,
+        le=256,
+    )
+    batches_ahead: int = setting(
+        1,
+        "Batches (sft) that a thread makes ready, pictures loaded, while the trainer has the one before; "
+        "0 makes each when it is due.",
+        unit="batches",
+        ge=0,
+        le=64,
+    )
     rewritten_history: Literal["refuse", "split"] = setting(
         "refuse",
         "Conversations whose earlier turns the chat template renders differently later on (sft): a bad row "

@@ -1,21 +1,21 @@
 """Opens a data set: reads, tokenises and splits it, all before the first step."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from relax_core.data.config import DataConfig
 from relax_core.data.examples import Example, Pair, Prompt, Sample
 from relax_core.data.fields import wanted_keys
-from relax_core.data.length import LengthRule
 from relax_core.data.mixture import MixedStream
 from relax_core.data.pairs import PairBuilder
 from relax_core.data.pictures import PictureReader
-from relax_core.data.problems import BadRow, BadRows, DataError, RowError
+from relax_core.data.prepare import Builder, Preparation, preparation
+from relax_core.data.problems import BadRow, BadRows, DataError
 from relax_core.data.prompts import PromptBuilder
-from relax_core.data.rows import Row, Rows
+from relax_core.data.rows import Rows
 from relax_core.data.samples import SampleBuilder
 from relax_core.data.sources import read_rows
 from relax_core.data.split import split_held_out
@@ -25,10 +25,9 @@ from relax_core.data.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-_CHUNK_ROWS = 1024
+_CHUNK_ROWS = 256
 
 E = TypeVar("E", bound=Example)
-Made = TypeVar("Made", covariant=True)
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,8 @@ def load_held_out_prompts(
     Raises:
         DataError: it cannot be read, has too many bad rows, or nothing is left.
     """
-    return _load_held_out(cfg, path, PromptBuilder(cfg, tokenizer, tools))[0]
+    with preparation(PromptBuilder(cfg, tokenizer, tools), cfg.workers) as prepared:
+        return _load_held_out(cfg, path, prepared)[0]
 
 
 def load_samples(
@@ -108,23 +108,14 @@ def load_pairs(cfg: DataConfig, tokenizer: Tokenizer, *, seed: int) -> DataSet[P
     return _load(cfg.model_copy(update={"metadata_keys": read}), PairBuilder(cfg, tokenizer), seed)
 
 
-class _Builder(Protocol[Made]):
-    """What `PromptBuilder` and `SampleBuilder` share; drafts are the builder's own business."""
-
-    length: LengthRule
-
-    def draft(self, row: Row) -> list[Any]: ...
-
-    def finish(self, drafts: list[Any]) -> Iterator[Made | BadRow]: ...
-
-
-def _load(cfg: DataConfig, builder: _Builder[E], seed: int) -> DataSet[E]:
+def _load(cfg: DataConfig, builder: Builder[E], seed: int) -> DataSet[E]:
     """All sources; held-out rows of their own come with the first."""
-    first = _load_source(cfg, builder, seed)
-    others = [
-        _load_source(cfg.model_copy(update={"path": path, "eval_path": None}), builder, seed)
-        for path in cfg.mixture
-    ]
+    with preparation(builder, cfg.workers) as prepared:
+        first = _load_source(cfg, prepared, seed)
+        others = [
+            _load_source(cfg.model_copy(update={"path": path, "eval_path": None}), prepared, seed)
+            for path in cfg.mixture
+        ]
     if not others:
         return first
     every = [first, *others]
@@ -146,7 +137,7 @@ def _load(cfg: DataConfig, builder: _Builder[E], seed: int) -> DataSet[E]:
     )
 
 
-def _load_source(cfg: DataConfig, builder: _Builder[E], seed: int) -> DataSet[E]:
+def _load_source(cfg: DataConfig, prepared: Preparation[E], seed: int) -> DataSet[E]:
     seed = seed if cfg.seed is None else cfg.seed
     rows = read_rows(
         cfg.path,
@@ -155,12 +146,12 @@ def _load_source(cfg: DataConfig, builder: _Builder[E], seed: int) -> DataSet[E]
         split=cfg.hub_split,
         revision=cfg.hub_revision,
     )
-    examples, bad_rows = _build(islice(rows, cfg.limit), builder, cfg.path, cfg.max_bad_rows)
+    examples, bad_rows = _build(islice(rows, cfg.limit), prepared, cfg.path, cfg.max_bad_rows)
     if cfg.eval_path is None:
         train, held_out = split_held_out(examples, cfg.eval_fraction, seed)
     else:
         train = tuple(examples)
-        held_out, bad_held_out = _load_held_out(cfg, cfg.eval_path, builder)
+        held_out, bad_held_out = _load_held_out(cfg, cfg.eval_path, prepared)
         bad_rows += bad_held_out
         _warn_of_overlap(train, held_out)
     logger.info("data: %d to train on, %d held out", len(train), len(held_out))
@@ -168,7 +159,7 @@ def _load_source(cfg: DataConfig, builder: _Builder[E], seed: int) -> DataSet[E]
 
 
 def _load_held_out(
-    cfg: DataConfig, path: str, builder: _Builder[E]
+    cfg: DataConfig, path: str, prepared: Preparation[E]
 ) -> tuple[tuple[E, ...], tuple[BadRow, ...]]:
     same = path == cfg.path
     rows = read_rows(
@@ -178,33 +169,24 @@ def _load_held_out(
         split=cfg.hub_eval_split,
         revision=cfg.hub_revision if same else None,
     )
-    examples, bad_rows = _build(rows, builder, path, cfg.max_bad_rows)
+    examples, bad_rows = _build(rows, prepared, path, cfg.max_bad_rows)
     return tuple(examples), bad_rows
 
 
 def _build(
-    rows: Rows, builder: _Builder[E], source: str, max_bad_rows: int
+    rows: Rows, prepared: Preparation[E], source: str, max_bad_rows: int
 ) -> tuple[list[E], tuple[BadRow, ...]]:
     examples: list[E] = []
     bad_rows = BadRows(max_bad_rows)
-    left_out, cut = builder.length.left_out, builder.length.cut
-    while chunk := list(islice(rows, _CHUNK_ROWS)):
-        drafts = []
-        for row in chunk:
-            if isinstance(row, BadRow):
-                bad_rows.add(row)
-                continue
-            try:
-                drafts += builder.draft(row)
-            except RowError as error:
-                bad_rows.add(BadRow(row.place, str(error)))
-        for made in builder.finish(drafts):
-            if isinstance(made, BadRow):
-                bad_rows.add(made)
-            else:
-                examples.append(made)
+    left_out = cut = 0
+    chunks = iter(lambda: list(islice(rows, _CHUNK_ROWS)), [])
+    for made in prepared(chunks):
+        for row in made.bad_rows:
+            bad_rows.add(row)
+        examples += made.examples
+        left_out += made.left_out
+        cut += made.cut
     skipped = bad_rows.settle(source)
-    left_out, cut = builder.length.left_out - left_out, builder.length.cut - cut
     if left_out or cut:
         logger.warning("%s: %d examples above data.max_tokens left out, %d cut", source, left_out, cut)
     if not examples:

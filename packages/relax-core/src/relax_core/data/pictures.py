@@ -70,13 +70,17 @@ class PictureReader:
         self._max_pixels = cfg.image_max_pixels
         given = Path(cfg.path).expanduser()
         self._root = cfg.images_root or (given if given.is_dir() else given.parent)
-        # A folder of this process's own ends with it.
+        # A folder of the reader's own ends with it: it must live as long as pictures are loaded.
         self._own = tempfile.TemporaryDirectory(prefix="relax-pictures-") if cfg.image_cache is None else None
         self._folder = Path(self._own.name) if self._own else Path(str(cfg.image_cache)).expanduser()
         self._folder.mkdir(parents=True, exist_ok=True)
         settings = json.dumps(processor.to_dict(), sort_keys=True, default=str)
         self._settings = hashlib.sha256(settings.encode()).digest()
         self._known: dict[str, KeptPicture] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a worker process: the folder stays the reader's that made it."""
+        return {**self.__dict__, "_own": None}
 
     @classmethod
     def open(cls, path: str | Path, config: Mapping[str, Any], cfg: DataConfig) -> "PictureReader":
@@ -123,6 +127,11 @@ class PictureReader:
             found = _find(file, key)
             self._known[key] = self._process(data, name, key, file) if found is None else found
         return self._known[key]
+
+    def close(self) -> None:
+        """Removes the folder of the reader's own, if it has one, and its pictures with it. Idempotent."""
+        if self._own is not None:
+            self._own.cleanup()
 
     def _bytes(self, value: Any, name: str) -> tuple[bytes, str]:
         if isinstance(value, dict):

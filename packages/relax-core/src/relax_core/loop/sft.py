@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from relax_core.config.root import RelaxConfig
 from relax_core.data import Sample as Example
 from relax_core.data import load_samples
 from relax_core.data.pictures import PictureReader
+from relax_core.loop.batches import BatchesAhead
 from relax_core.loop.drive import StepResult
 from relax_core.loop.fit import refuse_unfit
 from relax_core.loop.learning import split_groups
@@ -31,17 +32,21 @@ class SftLoop:
         self._config = config
         self._session = session
         self._recorder = recorder
-        pictures = None
+        self._pictures = None
         if config.data.images_key is not None:
-            pictures = PictureReader.open(session.source.path, session.source.config, config.data)
-        self._data = load_samples(config.data, session.tokenizer, seed=config.run.seed, pictures=pictures)
+            self._pictures = PictureReader.open(session.source.path, session.source.config, config.data)
+        self._data = load_samples(
+            config.data, session.tokenizer, seed=config.run.seed, pictures=self._pictures
+        )
         for examples in (self._data.train, self._data.held_out):
             refuse_unfit(examples, vocab_size=int(text_part(session.source.config)["vocab_size"]))
-        self._stream = self._data.stream()
+        self._batches = BatchesAhead(
+            self._data.stream(), _trainable, config.sft.samples_per_step, ahead=config.data.batches_ahead
+        )
 
     def step(self, step: int) -> StepResult:
         """Trains on the next batch; `step` counts from 1."""
-        samples = _trainable(self._stream.take(self._config.sft.samples_per_step))
+        samples = self._batches.take()
         objective = SftObjective(self._config.algorithm)
         with self._recorder.phase("train"):
             parts = split_groups(samples, self._config.trainer.optimizer_steps_per_batch)
@@ -61,18 +66,26 @@ class SftLoop:
 
     def state(self) -> dict[str, Any]:
         """What `begin` needs beside the trainer's checkpoint."""
-        return {"samples": self._stream.state_dict()}
+        return {"samples": self._batches.state_dict()}
+
+    def close(self) -> None:
+        """Ends what makes batches ready, and removes pictures that nobody else is to find. Idempotent."""
+        self._batches.close()
+        if self._pictures is not None:
+            self._pictures.close()
 
     def begin(self, step: int, state: Mapping[str, Any] | None) -> None:
         """Goes on after `step`."""
         if state is not None:
-            self._stream.load_state_dict(state["samples"])
+            self._batches.load_state_dict(state["samples"])
 
 
 @contextmanager
 def open_sft(config: RelaxConfig, session: Session[Policy], recorder: Recorder) -> Iterator[SftLoop]:
     """The loop with its data read."""
-    yield SftLoop(config, session, recorder)
+    loop = SftLoop(config, session, recorder)
+    with closing(loop):
+        yield loop
 
 
 def _trainable(examples: Sequence[Example]) -> list[Sample]:

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -132,8 +133,10 @@ def load(seeing_model):
     return samples
 
 
-def test_captions_are_learnt_from_pictures_alone(tmp_path, seeing_model, write_task):
+def test_captions_are_learnt_from_pictures_alone(tmp_path, seeing_model, write_task, monkeypatch):
     """Every prompt is the same text: only who sees the picture can tell the four colours apart."""
+    (tmp_path / "own").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "own"))
     rows = [caption(paint(tmp_path / f"{digit}.png", rgb), digit) for digit, rgb in COLOURS.items()] * 4
     config = RelaxConfig.model_validate(
         {
@@ -147,7 +150,6 @@ def test_captions_are_learnt_from_pictures_alone(tmp_path, seeing_model, write_t
                 "messages_key": "conversations",
                 "prompt_key": None,
                 "images_key": "images",
-                "image_cache": str(tmp_path / "kept"),
             },
             "trainer": {"lr": 1e-2, "precision": "fp32"},
             "sft": {"samples_per_step": 16},
@@ -162,7 +164,7 @@ def test_captions_are_learnt_from_pictures_alone(tmp_path, seeing_model, write_t
     assert lines[1]["sft_loss"] > 1
     assert lines[-1]["sft_loss"] < 0.1
     assert lines[-1]["eval_perplexity"] < 1.2
-    assert len(list((tmp_path / "kept").glob("*.npz"))) == len(COLOURS)
+    assert not list((tmp_path / "own").glob("relax-pictures-*")), "the run's own folder ends with it"
     before, after = Checkpoint.open(seeing_model), Checkpoint.open(tmp_path / "run" / "hf")
     name = "model.visual.merger.linear_fc1.weight"
     assert before.names == after.names
@@ -209,6 +211,19 @@ def test_a_picture_is_processed_once_for_all_rows_and_runs(load, data_config, tm
     assert len(calls) == 1
     assert [s.pictures[0].kept.key for s in first.train] == [s.pictures[0].kept.key for s in again.train]
     assert first.stream().state_dict() == again.stream().state_dict()
+
+
+def test_pictures_processed_in_a_worker_are_the_same_bytes(load, data_config, tmp_path):
+    rows = [caption(paint(tmp_path / f"{digit}.png", rgb), digit) for digit, rgb in COLOURS.items()]
+    plain = load(data_config(*rows, image_cache=tmp_path / "plain"))[1]
+    # The worker writes into the folder of the reader that it was given a copy of.
+    _reader, spread = load(data_config(*rows, workers=1))
+    for one, same in zip(plain.train, spread.train, strict=True):
+        assert one.ids.tolist() == same.ids.tolist()
+        (first,), (second,) = one.pictures, same.pictures
+        assert (first.start, first.kept.key) == (second.start, second.kept.key)
+        assert first.kept.load().digest() == second.kept.load().digest()
+    assert spread.stream().state_dict() == plain.stream().state_dict()
 
 
 def test_messages_of_parts_and_bytes_of_a_column_store_give_the_same(load, data_config, tmp_path):
