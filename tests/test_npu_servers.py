@@ -93,6 +93,8 @@ def site(tmp_path: Path) -> Path:
         "sglang.srt.plugins.hook_registry": HOOKS,
         "sglang.srt.entrypoints.http_server": SERVER,
         "sglang.srt.server_args": ARGUMENTS,
+        "sglang.srt.distributed": "get_tp_group = None",
+        "sglang.srt.layers.dp_attention": "get_attention_tp_group = is_dp_attention_enabled = None",
     }
     for name, source in sources.items():
         path = folder.joinpath(*name.split(".")).with_suffix(".py")

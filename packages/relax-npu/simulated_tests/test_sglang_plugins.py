@@ -37,6 +37,34 @@ def correct(plugin: str) -> None:
     BY_NAME[plugin].install(version="0.5.15")
 
 
+class Group:
+    """SGLang's group of ranks: what the first rank has reaches the others."""
+
+    def __init__(self, ranks: int = 1) -> None:
+        self.world_size = ranks
+        self.first: torch.Tensor | None = None
+
+    def broadcast(self, input_: torch.Tensor, src: int = 0) -> torch.Tensor:
+        assert src == 0
+        if self.first is None:
+            self.first = input_.clone()
+        return input_.copy_(self.first)
+
+
+@pytest.fixture
+def groups(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
+    """The modules that know a server's ranks; all of them serve all requests unless a test says otherwise."""
+    told = types.SimpleNamespace(whole=Group(), attention=Group(), apart=False)
+    distributed = types.ModuleType("sglang.srt.distributed")
+    distributed.get_tp_group = lambda: told.whole
+    attention = types.ModuleType("sglang.srt.layers.dp_attention")
+    attention.get_attention_tp_group = lambda: told.attention
+    attention.is_dp_attention_enabled = lambda: told.apart
+    for module in (distributed, attention):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    return told
+
+
 def eagle(batch: int, drafts: int):
     """`eagle_utils` as far as the NPU goes: the most likely token, compared with the drafts."""
     names = {"torch": torch, "verify_tree_greedy_func": lambda target: target}
@@ -63,7 +91,30 @@ def verified(module, logits: torch.Tensor, info) -> torch.Tensor:
     return module.eagle_sample(None, batch, types.SimpleNamespace(next_token_logits=logits)).flatten()
 
 
-def test_verified_tokens_are_samples_of_the_model(fake) -> None:
+@pytest.mark.parametrize("apart", [False, True])
+def test_every_rank_verifies_by_the_same_draw(fake, groups, apart: bool) -> None:
+    """Ranks draw from generators of their own; a token that differs would leave one waiting for the other."""
+    module = fake("sglang-sampled-verification", **eagle(200, 2))
+    correct("sglang-sampled-verification")
+    groups.apart = apart
+    groups.attention, groups.whole = (Group(2), Group()) if apart else (Group(), Group(2))
+    logits = torch.zeros(400, 5)
+    ranks = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        ranks.append(verified(module, logits, sampling(200)).tolist())
+    assert ranks[0] == ranks[1]
+    assert len(set(ranks[0])) == 5
+
+
+def test_an_sglang_without_its_groups_is_not_corrected(fake, groups) -> None:
+    fake("sglang-sampled-verification", **eagle(1, 1))
+    del sys.modules["sglang.srt.distributed"].get_tp_group
+    with pytest.raises(FixMismatchError, match=r"sglang\.srt\.distributed has no get_tp_group"):
+        correct("sglang-sampled-verification")
+
+
+def test_verified_tokens_are_samples_of_the_model(fake, groups) -> None:
     module = fake("sglang-sampled-verification", **eagle(2000, 2))
     importer = types.ModuleType("sglang.srt.speculative.worker")
     importer.eagle_sample = module.eagle_sample
@@ -85,14 +136,14 @@ def test_verified_tokens_are_samples_of_the_model(fake) -> None:
 @pytest.mark.parametrize(
     ("settings", "allowed"), [({"top_k": 1}, {0}), ({"top_p": 0.4}, {0}), ({"top_k": 2}, {0, 1})]
 )
-def test_verified_tokens_keep_to_top_k_and_top_p(fake, settings: dict, allowed: set) -> None:
+def test_verified_tokens_keep_to_top_k_and_top_p(fake, groups, settings: dict, allowed: set) -> None:
     module = fake("sglang-sampled-verification", **eagle(500, 2))
     correct("sglang-sampled-verification")
     logits = torch.tensor([0.5, 0.3, 0.2]).log().expand(1000, 3)
     assert set(verified(module, logits, sampling(500, **settings)).tolist()) == allowed
 
 
-def test_a_greedy_batch_is_verified_greedily(fake) -> None:
+def test_a_greedy_batch_is_verified_greedily(fake, groups) -> None:
     module = fake("sglang-sampled-verification", **eagle(3, 1))
     correct("sglang-sampled-verification")
     info = sampling(3)
@@ -115,6 +166,29 @@ def write_sixteen(
         values = req_to_token[req_pool_indices[row], start : start + 16].to(torch.int32)
         memory[row * draft_token_num : row * draft_token_num + 16] = values
     return memory
+
+
+def test_slots_cost_no_copy_of_whole_rows(fake) -> None:
+    """A row is as long as the longest context: 256k slots for each request, at each step."""
+    fake("sglang-cache-slots", assign_extend_cache_locs_func=write_sixteen)
+    correct("sglang-cache-slots")
+    largest = 0
+
+    class Sizes(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, kinds, args=(), kwargs=None):
+            nonlocal largest
+            made = function(*args, **(kwargs or {}))
+            largest = max(largest, made.numel())
+            return made
+
+    module = sys.modules[BY_NAME["sglang-cache-slots"].module]
+    req_to_token = torch.arange(4 * 5000, dtype=torch.int32).view(4, 5000)
+    start = torch.tensor([10, 4000])
+    with Sizes():
+        module.assign_extend_cache_locs_func(
+            torch.tensor([2, 0]), req_to_token, start, start + 3, 2, 3, "cpu"
+        )
+    assert largest <= 6
 
 
 def test_slots_end_with_the_row(fake) -> None:

@@ -43,8 +43,10 @@ def run(tmp_path: Path):
     return started
 
 
-def test_it_is_loaded_repatched_and_corrected(run) -> None:
+def test_it_is_loaded_repatched_and_corrected_without_apex(run) -> None:
     program = """
+import importlib.util
+assert importlib.util.find_spec("apex") is None
 from relax_npu.upstream import mindspeed, mindspeed_use
 from relax_npu.upstream.fix import _applied
 sys.argv += ["--profile", "x"]

@@ -41,10 +41,14 @@ def fake(monkeypatch: pytest.MonkeyPatch):
     module("mindspeed.core.megatron_basic")
 
     def transformer_config_init_subclass(cls, **kwargs):
-        # As upstream writes it: one loop variable for all factories.
-        for key, value in vars(full).items():
-            if isinstance(value, list | dict):
-                setattr(cls, key, field(default_factory=lambda: value))  # noqa: B023
+        # As upstream does it: what the class has stays, each other switch is annotated and set, and the
+        # factories share the loop's variable, so that they give whatever came last, of any type.
+        for key, value in {**vars(full), **kwargs}.items():
+            if hasattr(cls, key):
+                continue
+            cls.__annotations__[key] = type(value)
+            is_mutable = type(value) in (list, dict, set, bytearray)
+            setattr(cls, key, field(default_factory=lambda: value) if is_mutable else value)  # noqa: B023
 
     arguments = module(
         "mindspeed.core.megatron_basic.arguments_basic",
@@ -122,16 +126,25 @@ def defaults_of(cls: type) -> dict:
 
 
 def test_each_mutable_default_is_its_own(fake) -> None:
-    fake.full.first, fake.full.second = [1], {"two": 2}
-    before = type("Config", (), {})
+    fake.full.first, fake.full.second, fake.full.third, fake.full.kept = [1], {"two": 2}, 7, [5]
+
+    def config(name: str) -> type:
+        return type(name, (), {"__annotations__": {}, "kept": "of the class"})
+
+    before = config("Before")
     fake.arguments.transformer_config_init_subclass(before)
-    assert defaults_of(before) == {"first": {"two": 2}, "second": {"two": 2}}, "upstream's fault"
+    assert defaults_of(before) == {"first": [5], "second": [5]}, "upstream's fault"
     mindspeed_fixes.LATE_DEFAULT.install()
-    after = type("Config", (), {})
-    fake.arguments.transformer_config_init_subclass(after)
-    assert defaults_of(after) == {"first": [1], "second": {"two": 2}}
+    after = config("After")
+    fake.arguments.transformer_config_init_subclass(after, given=[9])
+    assert defaults_of(after) == {"first": [1], "second": {"two": 2}, "given": [9]}
+    assert (after.third, after.kept) == (7, "of the class")
+    assert after.__annotations__["first"] is list
     defaults_of(after)["first"].append(3)
     assert defaults_of(after)["first"] == [1]
+    child = type("Child", (after,), {"__annotations__": {}})
+    fake.arguments.transformer_config_init_subclass(child)
+    assert not defaults_of(child), "what a class inherits stays as it is"
 
 
 def kernel(*warps: int, keys: tuple[str, ...] = ("D",), rows: tuple[int, ...] = ()):

@@ -25,8 +25,9 @@ def slots(
     result. Here each row has its own length.
     """
     place = start_offset.view(-1, 1) + torch.arange(draft_token_num, device=req_to_token.device)
-    rows = req_to_token[req_pool_indices.long()]
-    found = rows.gather(1, place.clamp(max=rows.shape[1] - 1))
+    # Indexed by row and place: a row is as long as the longest context.
+    row = req_pool_indices.long().view(-1, 1)
+    found = req_to_token[row, place.clamp(max=req_to_token.shape[1] - 1)]
     return found.where(place < end_offset.view(-1, 1), 0).flatten().to(torch.int32)
 
 

@@ -3,7 +3,8 @@
 Drafts of one chain are a deterministic proposal. For it the exact rule of speculative sampling (Leviathan et
 al., arXiv 2211.17192) is: at each place draw from the model's own distribution given the drafts so far, keep
 the draft if it was drawn, else put the drawn token in its place and stop. SGLang's kernel does that with the
-token it is given for each place; it only has to be a drawn one.
+token it is given for each place; it only has to be a drawn one, the same on every rank that serves a request:
+ranks that disagree about a length wait for one another for ever.
 
 N places (requests times drafts), V vocabulary.
 """
@@ -11,13 +12,18 @@ N places (requests times drafts), V vocabulary.
 from __future__ import annotations
 
 from contextvars import ContextVar
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from relax_npu.upstream.fix import replace
+from relax_npu.upstream.fix import FixMismatchError, replace
 
+_GROUPS = {
+    "sglang.srt.distributed": ("get_tp_group",),
+    "sglang.srt.layers.dp_attention": ("get_attention_tp_group", "is_dp_attention_enabled"),
+}
 _sampling: ContextVar[Any] = ContextVar("relax_npu_sampling", default=None)
 
 
@@ -32,7 +38,7 @@ class _Torch(ModuleType):
         info = _sampling.get()
         if info is None or info.is_all_greedy:
             return torch.argmax(logits_NV, dim=dim)
-        return draw(logits_NV, info)
+        return of_first_rank(draw(logits_NV, info))
 
 
 def draw(logits_NV: torch.Tensor, info: Any) -> torch.Tensor:
@@ -55,8 +61,23 @@ def draw(logits_NV: torch.Tensor, info: Any) -> torch.Tensor:
     return token_NV.gather(1, drawn)[:, 0]
 
 
+def of_first_rank(token_N: torch.Tensor) -> torch.Tensor:
+    """The first rank's tokens, on every rank that shares the requests; as SGLang does it where it samples."""
+    whole, attention = (import_module(name) for name in _GROUPS)
+    shared = (
+        attention.get_attention_tp_group() if attention.is_dp_attention_enabled() else whole.get_tp_group()
+    )
+    if shared.world_size > 1:
+        shared.broadcast(token_N, src=0)
+    return token_N
+
+
 def apply(module: ModuleType) -> None:
     """Corrects `sglang.srt.speculative.eagle_utils`."""
+    for name, wanted in _GROUPS.items():
+        missing = [one for one in wanted if not hasattr(import_module(name), one)]
+        if missing:
+            raise FixMismatchError(f"{name} has no {', '.join(missing)}; not corrected")
     usual = module.eagle_sample
 
     def eagle_sample(verify_input: Any, batch: Any, logits_output: Any, *rest: Any, **named: Any) -> Any:
