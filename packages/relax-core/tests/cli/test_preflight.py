@@ -56,10 +56,15 @@ def test_a_device_whose_package_is_not_installed_is_refused(monkeypatch):
     assert found["run.device"].allowed == "auto or cpu"
 
 
-def test_a_tracker_that_is_asked_for_and_not_installed_is_refused(monkeypatch):
+def test_trackers_that_are_asked_for_and_not_installed_are_refused_with_the_command(monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
-    monkeypatch.setattr("relax_core.cli.preflight.find_spec", lambda name: None)
-    assert "the package wandb is not installed" in refused()[""].message
+    monkeypatch.setattr("relax_core.run.trackers.registry.find_spec", lambda name: None)
+    found = refused("--run.trackers", "[clearml]")
+    assert found["run.trackers"].given == "clearml"
+    assert "pip install 'relax-core[clearml]'" in found["run.trackers"].message
+    by_key = found[""]
+    assert by_key.origin == "WANDB_API_KEY"
+    assert "pip install 'relax-core[wandb]'; or unset the key" in by_key.message
 
 
 def test_all_is_said_at_once_and_nothing_is_left_behind(tmp_path, monkeypatch, capsys):

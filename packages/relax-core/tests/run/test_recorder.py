@@ -1,8 +1,6 @@
 import io
 import json
 import logging
-import sys
-import types
 import warnings
 
 import pytest
@@ -221,53 +219,6 @@ def test_tensorboard_has_every_number_and_forgets_what_a_resumed_run_lost(run):
     assert found["reward/reward"] == [(1, 0.25), (2, 0.5), (3, 0.75)]
     assert found["other/mine"] == [(1, 7.0), (2, 7.0)]
     assert found["time/rollout"] == [(1, 2.0), (2, 2.0), (3, 2.0)]
-
-
-class FakeWandb(types.ModuleType):
-    def __init__(self):
-        super().__init__("wandb")
-        self.calls = []
-
-    def init(self, **options):
-        self.calls.append(("init", options))
-        return self
-
-    def log(self, numbers, step):
-        self.calls.append(("log", step, numbers))
-
-    def finish(self):
-        self.calls.append(("finish",))
-
-
-def test_wandb_is_used_when_its_key_is_set(run, monkeypatch):
-    wandb = FakeWandb()
-    monkeypatch.setitem(sys.modules, "wandb", wandb)
-    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
-    with run.open() as recorder:
-        run.one_step(recorder, 1)
-    names = [call[0] for call in wandb.calls]
-    assert names == ["init", "log", "finish"]
-    options = wandb.calls[0][1]
-    assert (options["project"], options["name"], options["resume"]) == ("relax", "run", "allow")
-    assert options["config"]["run"]["steps"] == 4
-    assert wandb.calls[1][2]["reward/reward"] == 0.25
-
-
-def test_wandb_is_left_alone_without_its_key(run, monkeypatch):
-    wandb = FakeWandb()
-    monkeypatch.setitem(sys.modules, "wandb", wandb)
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    with run.open() as recorder:
-        run.one_step(recorder, 1)
-    assert wandb.calls == []
-
-
-def test_a_key_without_the_package_is_a_clear_error(run, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
-    missing = "WANDB_API_KEY is set, but the package wandb is not installed"
-    with pytest.raises(ValueError, match=missing), run.open():
-        pass
 
 
 def test_log_levels_split_between_file_and_terminal(run, tmp_path):

@@ -1,8 +1,6 @@
 """What this machine must have before a run may make or change anything: device, checkpoint, data, reward."""
 
-import os
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 from relax_core.assets import locate
@@ -12,6 +10,7 @@ from relax_core.config.problems import ConfigError, Problem
 from relax_core.config.root import RelaxConfig
 from relax_core.data.problems import DataError
 from relax_core.data.sources import find_files
+from relax_core.run.trackers import missing_package, wanted_trackers
 
 
 def refuse_unready(config: RelaxConfig) -> None:
@@ -28,7 +27,7 @@ def refuse_unready(config: RelaxConfig) -> None:
         *_data(config),
         *_reward(config),
         *_engines(config),
-        *_trackers(),
+        *_trackers(config),
     ]
     if problems:
         raise ConfigError(problems)
@@ -124,8 +123,12 @@ def _engines(config: RelaxConfig) -> Iterator[Problem]:
         )
 
 
-def _trackers() -> Iterator[Problem]:
-    if os.environ.get("WANDB_API_KEY") and find_spec("wandb") is None:
-        yield Problem(
-            (), "the package wandb is not installed: install it, or unset the key", origin="WANDB_API_KEY"
-        )
+def _trackers(config: RelaxConfig) -> Iterator[Problem]:
+    for name in wanted_trackers(config.run):
+        missing = missing_package(name)
+        if missing is None:
+            continue
+        if name in config.run.trackers:
+            yield Problem(("run", "trackers"), missing, given=name)
+        else:
+            yield Problem((), f"{missing}; or unset the key", origin="WANDB_API_KEY")

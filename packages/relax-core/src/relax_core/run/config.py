@@ -45,6 +45,14 @@ class RunConfig(Section):
         0, "First step under torch's profiler, which writes profile/step_<n>.json; 0 is off.", ge=0
     )
     profile_steps: int = setting(1, "Steps under the profiler.", unit="steps", ge=1, le=100)
-    wandb_project: str = setting(
-        "relax", "Weights & Biases project, used when WANDB_API_KEY is set.", min_length=1
+    trackers: tuple[
+        Annotated[str, PluginName("relax_core.trackers", "wandb", "clearml", "prometheus")], ...
+    ] = setting(
+        (),
+        "Where the numbers of each step go beside TensorBoard; wandb is added where WANDB_API_KEY is set.",
     )
+    tracker_project: str = setting("relax", "Project of Weights & Biases and ClearML.", min_length=1)
+    prometheus_host: str = setting(
+        "127.0.0.1", "Address that the endpoint of the tracker prometheus listens on.", min_length=1
+    )
+    prometheus_port: int = setting(9464, "Port of that endpoint; 0 takes a free one.", ge=0, lt=2**16)

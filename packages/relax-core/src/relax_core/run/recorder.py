@@ -21,7 +21,7 @@ from relax_core.run.progress import Progress, open_progress
 from relax_core.run.summary import summarize
 from relax_core.run.timer import PhaseTimer
 from relax_core.run.trace import Trace, tracing
-from relax_core.run.trackers import open_trackers, tagged
+from relax_core.run.trackers import TrackedRun, open_trackers, tagged
 
 if TYPE_CHECKING:
     from relax_core.config.root import RelaxConfig
@@ -197,7 +197,7 @@ class Recorder:
 
         Raises:
             RunDirectoryError: a file is damaged, lacks steps before `resume_step`, or cannot be written.
-            ValueError: W&B is wanted but not installed.
+            ValueError: a tracker cannot be opened.
         """
         directory, config, resume_step = self._directory, self._config, self._resume_step
         self._timer = PhaseTimer(self._clock)
@@ -213,10 +213,9 @@ class Recorder:
             self.history: list[dict[str, Any]] = read_jsonl(directory.metrics)
             self._refuse_lost_steps(resume_step or 0)
             self._elapsed_before = self._last_time("elapsed")
+            masked = directory.mask.tree(config.model_dump(mode="json"))
             self._trackers = open_trackers(
-                directory.path,
-                directory.mask.tree(config.model_dump(mode="json")),
-                project=config.run.wandb_project,
+                TrackedRun(directory.path, masked, config.run, resumed=bool(resume_step)),
                 first_step=None if keep is None else keep + 1,
             )
             for tracker in self._trackers:
