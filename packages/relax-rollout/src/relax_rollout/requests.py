@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from relax_rollout.pictures import PlacedPicture
+
 FinishReason = Literal["stop", "length", "abort"]
 
 PauseMode = Literal["keep", "recompute", "abort"]
@@ -85,9 +87,12 @@ class Request:
         sampling: how tokens are drawn.
         top_logprobs: how many of the most probable tokens to give with each token drawn.
         logprob_ids: token ids whose log-probs to give with each token drawn.
+        pictures: of the prompt, in the order of their tokens, which the prompt holds already: as many as
+            stand for each.
 
     Raises:
-        InvalidRequestError: an empty id or prompt, or a number that is not a whole one of at least 0.
+        InvalidRequestError: an empty id or prompt, a number that is not a whole one of at least 0, or a
+            picture whose tokens do not lie in the prompt.
     """
 
     id: str
@@ -95,6 +100,7 @@ class Request:
     sampling: SamplingParams
     top_logprobs: int = 0
     logprob_ids: tuple[int, ...] = ()
+    pictures: tuple[PlacedPicture, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.id:
@@ -113,6 +119,19 @@ class Request:
         object.__setattr__(self, "logprob_ids", tuple(self.logprob_ids))
         for token in self.logprob_ids:
             _require_int(f"a token id of logprob_ids of request {self.id!r}", token, 0)
+        self._check_pictures()
+
+    def _check_pictures(self) -> None:
+        object.__setattr__(self, "pictures", tuple(self.pictures))
+        end = 0
+        for number, one in enumerate(self.pictures):
+            if not end <= one.start <= len(self.prompt_ids) - one.picture.tokens:
+                raise InvalidRequestError(
+                    f"picture {number} of request {self.id!r} has {one.picture.tokens} tokens from place "
+                    f"{one.start}: they must lie between place {end} and the prompt's end "
+                    f"{len(self.prompt_ids)}, in the order of the pictures"
+                )
+            end = one.end
 
 
 @dataclass(frozen=True, slots=True)

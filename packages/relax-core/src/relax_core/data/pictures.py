@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from relax_rollout.pictures import Grid, Picture
 
 from relax_core.data.config import DataConfig
-from relax_core.data.picture import Grid, Picture
 from relax_core.data.problems import DataError, RowError
 
 

@@ -6,6 +6,7 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 import torch
+from relax_rollout.pictures import PlacedPicture
 
 from relax_core.config.root import RelaxConfig
 from relax_core.data import Sample as Example
@@ -20,7 +21,6 @@ from relax_core.loop.objectives import SftObjective
 from relax_core.loop.policy import Policy
 from relax_core.loop.session import Session
 from relax_core.model.config import text_part
-from relax_core.packing.pictures import PlacedPicture
 from relax_core.run import Recorder
 from relax_core.trainer.sample import Sample
 

@@ -9,18 +9,10 @@ from dataclasses import dataclass, field
 
 import torch
 from relax_kernels import upload
+from relax_rollout.pictures import Grid, PlacedPicture, multi_positions
 from torch import Tensor
 
-from relax_core.data.picture import Grid, Picture
 from relax_core.packing.layout import PackedLayout
-
-
-@dataclass(frozen=True)
-class PlacedPicture:
-    """A picture of a sample, and the place of its first token there; its other tokens follow."""
-
-    picture: Picture
-    start: int
 
 
 @dataclass
@@ -54,11 +46,10 @@ class RowPictures:
         for length, of_sample in zip(layout.lengths, pictures, strict=True):
             member_L = torch.full((length,), -1)
             for one in of_sample:
-                tokens = one.picture.tokens
-                member_L[one.start : one.start + tokens] = torch.arange(first, first + tokens)
-                first += tokens
+                member_L[one.start : one.end] = torch.arange(first, first + one.picture.tokens)
+                first += one.picture.tokens
             members.append(member_L)
-            positions.append(multi_positions(length, of_sample))
+            positions.append(torch.from_numpy(multi_positions(length, of_sample)))
         patches = torch.cat([torch.from_numpy(one.picture.patches()) for one in placed])
         return cls(
             upload(patches, device),
@@ -89,29 +80,3 @@ class RowPictures:
             return upload(positions, device), upload(member_T[positions], device)
 
         return layout.table(("pictures", ahead, piece, device), build)
-
-
-def multi_positions(length: int, pictures: Sequence[PlacedPicture]) -> Tensor:
-    """int64 [3, L]: position of every token by frame, row and column.
-
-    Text counts on by one in all three. A picture's tokens count their frames, rows and columns from where the
-    text before it ended, and the text behind goes on where the longer side ended (transformers'
-    `get_rope_index`).
-    """
-    parts, at, position = [], 0, 0
-    for one in pictures:
-        text = one.start - at
-        parts.append(_text(position, text))
-        position += text
-        frames, rows, columns = one.picture.grid
-        merge = one.picture.merge
-        sides = (frames, rows // merge, columns // merge)
-        axes = torch.meshgrid(*(torch.arange(side) for side in sides), indexing="ij")
-        parts.append(torch.stack([axis.flatten() for axis in axes]) + position)
-        position += max(sides[1:])
-        at = one.start + one.picture.tokens
-    return torch.cat([*parts, _text(position, length - at)], dim=1)
-
-
-def _text(start: int, count: int) -> Tensor:
-    return torch.arange(start, start + count).expand(3, -1)

@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 from relax_bridge import Checkpoint, model_map, write_checkpoint
+from relax_rollout.pictures import Picture, PlacedPicture
 
-from relax_core.data.picture import Picture
 from relax_core.model.placement import AdapterEntry, Part, tensor_ranks
-from relax_core.packing.pictures import PlacedPicture
 from relax_core.testing.row import Row
 from relax_core.trainer.sample import Sample
 

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from relax_kernels import upload
+from relax_rollout.pictures import PlacedPicture
 from torch import Tensor
 
 from relax_core.packing import PackedLayout
-from relax_core.packing.pictures import PlacedPicture, RowPictures
+from relax_core.packing.pictures import RowPictures
 from relax_core.packing.zigzag import zigzag_order
 
 
@@ -51,7 +52,7 @@ class Sample:
                     f"picture {number} has {one.picture.tokens} tokens from place {one.start}: they must lie "
                     f"between place {end}, where the one before ends, and the sample's end {length}"
                 )
-            end = one.start + one.picture.tokens
+            end = one.end
 
     def with_columns(self, **columns: Tensor) -> "Sample":
         """The same sample with further columns."""

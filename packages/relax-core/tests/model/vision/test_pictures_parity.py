@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 from relax_bridge import Checkpoint, model_map
-from relax_core.data.picture import Picture
 from relax_core.model import MtpConfig, Qwen35Config, build_model
 from relax_core.model.placement import Placement
 from relax_core.packing import PackedLayout
-from relax_core.packing.pictures import PlacedPicture, RowPictures, multi_positions
+from relax_core.packing.pictures import RowPictures
+from relax_rollout.pictures import Picture, PlacedPicture, multi_positions, next_position
 
 IMAGE = 90
 CPU = torch.device("cpu")
@@ -80,10 +80,12 @@ def test_positions_are_those_of_transformers(loaded, samples):
     theirs, _, _ = loaded
     for tokens, placed in samples[1:]:
         inputs = inputs_of(tokens, placed)
-        wanted, _ = theirs.model.get_rope_index(
+        wanted, (deltas,) = theirs.model.get_rope_index(
             inputs["input_ids"], inputs["mm_token_type_ids"], image_grid_thw=inputs["image_grid_thw"]
         )
-        assert torch.equal(multi_positions(len(tokens), placed), wanted[:, 0])
+        positions = torch.from_numpy(multi_positions(len(tokens), placed))
+        assert torch.equal(positions, wanted[:, 0])
+        assert next_position(len(tokens), placed) == len(tokens) + deltas
 
 
 def test_logits_and_gradients_of_a_pack_equal_transformers(loaded, samples):

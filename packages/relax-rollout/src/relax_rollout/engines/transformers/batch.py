@@ -3,7 +3,8 @@
 N rows, P distinct prompts, T prompt width, S slots used, V vocabulary. Rows are left-padded to the widest.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +13,9 @@ from transformers import PreTrainedModel
 
 from relax_rollout.engine import EngineError
 from relax_rollout.engines.transformers.cache import BatchCache
+from relax_rollout.engines.transformers.pictures import embed, positions_3PT
 from relax_rollout.engines.transformers.row import Row
+from relax_rollout.pictures import next_position
 from relax_rollout.sampling import SamplingTensors, draw
 from relax_rollout.seeds import uniforms
 
@@ -25,13 +28,19 @@ class Batch:
 
     Build with :meth:`prefill`. Rows that have ended stay until :meth:`keep_live`; they are carried along
     unread.
+
+    Attributes:
+        position_N: of the next token; pictures take fewer positions than they have tokens.
     """
 
-    def __init__(self, rows: list[Row], cache: BatchCache, logits_NV: Tensor, length_N: Tensor) -> None:
+    def __init__(
+        self, rows: list[Row], cache: BatchCache, logits_NV: Tensor, length_N: Tensor, position_N: Tensor
+    ) -> None:
         self.rows = rows
         self.cache = cache
         self.logits_NV = logits_NV
         self.length_N = length_N
+        self.position_N = position_N
         self._settings = self._read_settings()
 
     def _read_settings(self) -> SamplingTensors:
@@ -48,17 +57,17 @@ class Batch:
         cls, model: PreTrainedModel, layer_types: tuple[str, ...], rows: Sequence[Row], *, max_tokens: int
     ) -> "Batch":
         """Run every distinct context once, in forward calls of at most ``max_tokens`` padded tokens each."""
-        members: dict[tuple[int, ...], list[Row]] = {}
+        members: dict[Any, list[Row]] = {}
         for row in rows:
-            members.setdefault(row.context, []).append(row)
-        contexts = sorted(members, key=len)
+            members.setdefault(row.prefill_key, []).append(row)
+        groups = sorted(members.values(), key=lambda group: len(group[0].context))
         batch: Batch | None = None
-        while contexts:
+        while groups:
             count = 1
-            while count < len(contexts) and (count + 1) * len(contexts[count]) <= max_tokens:
+            while count < len(groups) and (count + 1) * len(groups[count][0].context) <= max_tokens:
                 count += 1
-            part = cls._prefill_part(model, layer_types, {c: members[c] for c in contexts[:count]})
-            contexts = contexts[count:]
+            part = cls._prefill_part(model, layer_types, groups[:count])
+            groups = groups[count:]
             if batch is None:
                 batch = part
             else:
@@ -68,32 +77,45 @@ class Batch:
 
     @classmethod
     def _prefill_part(
-        cls, model: PreTrainedModel, layer_types: tuple[str, ...], members: dict[tuple[int, ...], list[Row]]
+        cls, model: PreTrainedModel, layer_types: tuple[str, ...], groups: Sequence[list[Row]]
     ) -> "Batch":
+        """Each group's rows have one context."""
         device = model.device
-        lengths = [len(context) for context in members]
+        contexts = [group[0].context for group in groups]
+        lengths = [len(context) for context in contexts]
         width = max(lengths)
-        ids_PT = np.zeros((len(members), width), dtype=np.int64)
-        for line, context in zip(ids_PT, members, strict=True):
+        ids_PT = np.zeros((len(groups), width), dtype=np.int64)
+        for line, context in zip(ids_PT, contexts, strict=True):
             line[width - len(context) :] = context
         length_P = torch.tensor(lengths, device=device)
         slot_T = torch.arange(width, device=device)
         position_PT = slot_T - (width - length_P)[:, None]
         cache = BatchCache(layer_types)
+        input_ids = torch.from_numpy(ids_PT).to(device)
+        inputs: Mapping[str, Tensor] = {"input_ids": input_ids, "position_ids": position_PT.clamp(min=0)}
+        pictures = [group[0].request.pictures for group in groups]
+        if any(pictures):
+            inputs = {
+                "inputs_embeds": embed(model, input_ids, lengths, pictures),
+                "position_ids": positions_3PT(width, lengths, pictures, device),
+            }
         logits_P1V = model(
-            input_ids=torch.from_numpy(ids_PT).to(device),
+            **inputs,
             attention_mask=None if min(lengths) == width else (position_PT >= 0).long(),
-            position_ids=position_PT.clamp(min=0),
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
         ).logits
-        rows = [row for group in members.values() for row in group]
-        index_N = torch.tensor(
-            [place for place, group in enumerate(members.values()) for _ in group], device=device
+        rows = [row for group in groups for row in group]
+        index_N = torch.tensor([place for place, group in enumerate(groups) for _ in group], device=device)
+        next_P = torch.tensor(
+            [next_position(length, of_row) for length, of_row in zip(lengths, pictures, strict=True)],
+            device=device,
         )
         cache.select(index_N, drop=0, room=min(MAX_ROOM, max(row.remaining for row in rows)))
-        return cls(rows, cache, logits_P1V[:, 0].index_select(0, index_N), length_P.index_select(0, index_N))
+        return cls(
+            rows, cache, *(of_P.index_select(0, index_N) for of_P in (logits_P1V[:, 0], length_P, next_P))
+        )
 
     @property
     def live(self) -> int:
@@ -150,12 +172,13 @@ class Batch:
         self.logits_NV = model(
             input_ids=token_N[:, None],
             attention_mask=mask_N11S,
-            position_ids=self.length_N[:, None],
+            position_ids=self.position_N[:, None],
             past_key_values=self.cache,
             use_cache=True,
             logits_to_keep=1,
         ).logits[:, 0]
         self.length_N = self.length_N + 1
+        self.position_N = self.position_N + 1
 
     def keep_live(self, token_N: Tensor) -> Tensor:
         """Drop the rows that have ended, and the slots that only they used; the tokens of those that stay."""
@@ -164,6 +187,7 @@ class Batch:
         index_N = torch.tensor(kept, dtype=torch.int64, device=device)
         self.rows = [self.rows[place] for place in kept]
         self.length_N = self.length_N.index_select(0, index_N)
+        self.position_N = self.position_N.index_select(0, index_N)
         width = self.cache.get_seq_length()
         room = min(MAX_ROOM, max(row.remaining for row in self.rows))
         self.cache.select(index_N, drop=width - int(self.length_N.max()), room=room)
@@ -177,4 +201,5 @@ class Batch:
         self.rows = self.rows + other.rows
         self.logits_NV = torch.cat([self.logits_NV, other.logits_NV])
         self.length_N = torch.cat([self.length_N, other.length_N])
+        self.position_N = torch.cat([self.position_N, other.position_N])
         self._settings = self._read_settings()

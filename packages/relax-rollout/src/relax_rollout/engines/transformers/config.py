@@ -18,6 +18,7 @@ class TransformersConfig:
         max_rows: the most completions drawn at once; the others wait their turn.
         max_prefill_tokens: the most prompt tokens, padding included, in one forward call.
         version: version of the weights in ``model``.
+        pictures: load the model's vision tower too, so that prompts may have pictures.
 
     Raises:
         ValueError: no such directory, or a value outside its range.
@@ -29,6 +30,7 @@ class TransformersConfig:
     max_rows: int = 256
     max_prefill_tokens: int = 8192
     version: int = 0
+    pictures: bool = False
 
     def __post_init__(self) -> None:
         if not (Path(self.model) / "config.json").is_file():

@@ -13,6 +13,7 @@ from relax_rollout.engine import EngineStateError, Health, WeightUpdateError
 from relax_rollout.engines.checks import check_requests
 from relax_rollout.engines.transformers.config import TransformersConfig
 from relax_rollout.engines.transformers.load import load_model
+from relax_rollout.engines.transformers.pictures import patch_of
 from relax_rollout.engines.transformers.row import Row
 from relax_rollout.engines.transformers.scheduler import Scheduler
 from relax_rollout.engines.transformers.weights import WeightUpdate
@@ -65,6 +66,7 @@ class TransformersEngine:
         text = self._model.config.get_text_config(decoder=True)
         self._vocabulary: int = text.vocab_size
         self._max_context: int = text.max_position_embeddings
+        self._patch = patch_of(self._model) if config.pictures else None
         self._parameters = sum(p.numel() for p in self._model.parameters())
         self._dtype = str(self._model.dtype).removeprefix("torch.")
         self._update: WeightUpdate | None = None
@@ -92,7 +94,13 @@ class TransformersEngine:
             self._in_flight.difference_update(ids)
 
     def _check(self, requests: Sequence[Request]) -> None:
-        check_requests(requests, self._in_flight, vocabulary=self._vocabulary, context=self._max_context)
+        check_requests(
+            requests,
+            self._in_flight,
+            vocabulary=self._vocabulary,
+            context=self._max_context,
+            patch=self._patch,
+        )
 
     async def begin_update(self, version: int) -> Mapping[str, str]:
         """See :meth:`relax_rollout.RolloutEngine.begin_update`."""

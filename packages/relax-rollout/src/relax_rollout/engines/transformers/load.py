@@ -1,5 +1,6 @@
 """Loading a Hugging Face directory for sampling."""
 
+import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from relax_rollout.engines.transformers.cache import SUPPORTED_LAYERS
@@ -60,7 +61,7 @@ def _stored_float32(directory: Path) -> dict[str, torch.Tensor]:
         with safe_open(file, framework="pt") as shard:
             for name in shard.keys():  # noqa: SIM118 - a shard is not a mapping
                 if name.endswith(FLOAT32_WEIGHTS) and shard.get_slice(name).get_dtype() == "F32":
-                    found[name.replace("model.language_model.", "model.", 1)] = shard.get_tensor(name)
+                    found[name] = shard.get_tensor(name)
     return found
 
 
@@ -68,12 +69,18 @@ def load_model(config: TransformersConfig) -> PreTrainedModel:
     """Load the model, in eval mode, without gradients; nothing is fetched and no code of the directory runs.
 
     Raises:
-        ValueError: the checkpoint lacks weights of the model or has them in another shape, or the model has
-            layers that the engine cannot cache.
+        ValueError: the checkpoint lacks weights of the model or has them in another shape, the model has
+            layers that the engine cannot cache, or no vision tower though it is asked for.
     """
     directory = Path(config.model)
+    if config.pictures and "vision_config" not in json.loads((directory / "config.json").read_text()):
+        raise ValueError(
+            f"pictures is True, and config.json in {str(directory)!r} has no vision_config: the model has no "
+            "vision tower; set pictures to False"
+        )
     with _quiet_transformers():
-        model, info = AutoModelForCausalLM.from_pretrained(
+        auto = AutoModelForImageTextToText if config.pictures else AutoModelForCausalLM
+        model, info = auto.from_pretrained(
             directory,
             dtype="auto" if config.dtype == "auto" else getattr(torch, config.dtype),
             attn_implementation="sdpa",
@@ -90,8 +97,9 @@ def load_model(config: TransformersConfig) -> PreTrainedModel:
     layer_types_of(model)
     stored = _stored_float32(directory)
     for name, parameter in model.named_parameters():
-        if name in stored and parameter.dtype != torch.float32:
-            parameter.data = stored[name]
+        given = stored.get(name, stored.get(name.replace("model.", "model.language_model.", 1)))
+        if given is not None and parameter.dtype != torch.float32:
+            parameter.data = given
     model = model.to(config.device).eval().requires_grad_(False)
     changed = use_fast_delta_rule(model)
     log.info("loaded %s on %s, %d delta-net layers with the engine's rule", directory, config.device, changed)

@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Callable
+from typing import Any
 
 from relax_rollout.requests import SEED_LIMIT, Completion, FinishReason, Request
 
@@ -36,6 +37,11 @@ class Row:
     def context(self) -> tuple[int, ...]:
         """Prompt and tokens drawn so far."""
         return (*self.request.prompt_ids, *self.tokens) if self.tokens else self.request.prompt_ids
+
+    @property
+    def prefill_key(self) -> tuple[Any, ...]:
+        """Rows with equal keys have one context, pictures included."""
+        return (self.context, *((id(one.picture), one.start) for one in self.request.pictures))
 
     @property
     def remaining(self) -> int:

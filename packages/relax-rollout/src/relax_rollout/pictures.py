@@ -1,9 +1,11 @@
-"""`Picture`: one picture as the model's processor gave it, small enough to keep.
+"""Pictures of a prompt: the patches that the model's processor gave, and where their tokens lie.
 
-Axes: P patches, F numbers of a patch (C channels x frames x S pixels), V distinct values of a channel.
+Axes: P patches, F numbers of a patch (C channels x frames x S pixels), V distinct values of a channel, L
+tokens of one prompt or sample.
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Grid = tuple[int, int, int]
+"""Patches of a picture: frames, rows, columns."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,6 +62,11 @@ class Picture:
         count, rows, columns = self.grid
         return count * rows * columns // self.merge**2
 
+    @property
+    def features(self) -> int:
+        """Numbers of a patch (F)."""
+        return int(self.codes.shape[1] * self.codes.shape[3] * self.frames)
+
     def patches(self) -> NDArray[np.float32]:
         """[P, F] float32, as the processor gave them."""
         numbers = self.codes
@@ -71,3 +79,47 @@ class Picture:
     def digest(self) -> str:
         """Of the patches, whole."""
         return hashlib.sha256(repr(self.grid).encode() + self.patches().tobytes()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlacedPicture:
+    """A picture of a prompt or sample, and the place of its first token there; its other tokens follow."""
+
+    picture: Picture
+    start: int
+
+    @property
+    def end(self) -> int:
+        """The place behind its last token."""
+        return self.start + self.picture.tokens
+
+
+def multi_positions(length: int, pictures: Sequence[PlacedPicture]) -> NDArray[np.int64]:
+    """[3, L]: position of every token by frame, row and column.
+
+    Text counts on by one in all three. A picture's tokens count their frames, rows and columns from where the
+    text before it ended, and the text behind goes on where the longer side ended (transformers'
+    `get_rope_index`).
+    """
+    parts, at, position = [], 0, 0
+    for one in pictures:
+        text = one.start - at
+        parts.append(_text(position, text))
+        position += text
+        frames, rows, columns = one.picture.grid
+        merge = one.picture.merge
+        sides = (frames, rows // merge, columns // merge)
+        parts.append(np.indices(sides, dtype=np.int64).reshape(3, -1) + position)
+        position += max(sides[1:])
+        at = one.end
+    return np.concatenate([*parts, _text(position, length - at)], axis=1)
+
+
+def next_position(length: int, pictures: Sequence[PlacedPicture]) -> int:
+    """Position of the token behind `length` ones, which is text."""
+    spared = (one.picture.tokens - max(one.picture.grid[1:]) // one.picture.merge for one in pictures)
+    return length - sum(spared)
+
+
+def _text(start: int, count: int) -> NDArray[np.int64]:
+    return np.tile(np.arange(start, start + count, dtype=np.int64), (3, 1))
