@@ -69,7 +69,7 @@ class Engine:
             Completion(request.id, (self.number,), (0.0,), (self.version,), "stop") for request in requests
         ]
 
-    async def _begin_update(self, version):
+    async def _begin_update(self, version, kept=()):
         self.loaded, self.coming = [], version
         return {"w": "float32"}
 

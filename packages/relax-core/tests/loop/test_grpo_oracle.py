@@ -295,7 +295,7 @@ class Script:
     async def score(self, inputs):
         return [RewardResult(s.reward) for s in self.sequences]
 
-    async def begin_update(self, version):
+    async def begin_update(self, version, kept=()):
         self.weights = {}
         return dict.fromkeys(self.oracle.named, "float32")
 

@@ -1,6 +1,6 @@
 """The engine protocol: sampling, weight updates as transactions, and control."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -77,10 +77,16 @@ class RolloutEngine(Protocol):
         """
         ...
 
-    async def begin_update(self, version: int) -> Mapping[str, str]:
+    async def begin_update(self, version: int, kept: Collection[str] = ()) -> Mapping[str, str]:
         """Open an update that will serve as ``version`` (at least 0).
 
         An update that was never ended is dropped with a warning.
+
+        Args:
+            version: the new one.
+            kept: Hugging Face names of weights that stay as they serve, such as those of a frozen vision
+                tower: they do not come, and :meth:`end_update` gives their digests with the others'. Names
+                that the engine does not serve with are ignored.
 
         Returns:
             Hugging Face name -> dtype in which the engine serves that weight, for example "bfloat16"; cast
@@ -98,7 +104,8 @@ class RolloutEngine(Protocol):
         The tensors may change once this returns. Each name comes once; the order is free.
 
         Raises:
-            WeightUpdateError: a name unknown or given before, or another shape. The update is dropped.
+            WeightUpdateError: a name unknown, given before or said to be kept, or another shape. The update
+                is dropped.
             EngineStateError: no update is open.
         """
         ...

@@ -1,6 +1,6 @@
 """What every engine checks of a weight update before anything is touched."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -34,13 +34,18 @@ class UpdateCheck:
     Args:
         served: the engine's weights by name.
         version: of the update, for the texts.
+        kept: names of weights that stay as they are.
+
+    Attributes:
+        kept: the served ones of these, and the name that each was given by.
     """
 
-    def __init__(self, served: Mapping[str, Served], version: int) -> None:
+    def __init__(self, served: Mapping[str, Served], version: int, kept: Collection[str] = ()) -> None:
         self.version = version
         self.unused: set[str] = set()
         self.given_as: dict[str, str] = {}
         self._served = served
+        self.kept = {self._own_name(given): given for given in kept if self._own_name(given) in served}
 
     def dtypes(self) -> dict[str, str]:
         """In which dtype each weight is served; a tied weight under each of its names."""
@@ -60,6 +65,8 @@ class UpdateCheck:
             WeightUpdateError: a name unknown or given before, another shape, or a dtype that is not floating.
         """
         name = self._own_name(given)
+        if name in self.kept:
+            raise WeightUpdateError(f"{given} is to stay as it is in the update to version {self.version}")
         if name in self.given_as or name in self.unused:
             raise WeightUpdateError(f"{given} was given twice in the update to version {self.version}")
         if name.startswith(UNUSED_PREFIX) and name not in self._served:
@@ -100,7 +107,7 @@ class UpdateCheck:
         missing = []
         for names in tied.values():
             given = [name for name in names if name in staged]
-            if not given:
+            if not given and not self.kept.keys() & set(names):
                 missing.append(" or ".join(names))
             for other in given[1:]:
                 if not torch.equal(staged[given[0]], staged[other]):

@@ -1,7 +1,7 @@
 """An engine in a process of its own."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,9 +35,9 @@ class EngineHost:
         """See `RolloutEngine.generate`."""
         return await self._engine.generate(requests)
 
-    async def begin_update(self, version: int) -> Mapping[str, str]:
+    async def begin_update(self, version: int, kept: Collection[str] = ()) -> Mapping[str, str]:
         """See `RolloutEngine.begin_update`."""
-        return await self._engine.begin_update(version)
+        return await self._engine.begin_update(version, kept)
 
     async def load(self, bucket: Packed) -> None:
         """See `RolloutEngine.load`."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -41,9 +41,10 @@ class _Member:
 
 @dataclass
 class _Weights:
-    """What the engines serve: the version, and where its buckets lie in shared memory."""
+    """What the engines serve: the version, what they keep, and where its buckets lie in shared memory."""
 
     version: int
+    kept: Collection[str] = ()
     buckets: list[Any] = field(default_factory=list)
     digests: Mapping[str, str] = field(default_factory=dict)
 
@@ -217,7 +218,7 @@ class EngineGroup:
         weights = self._serving
         if weights is None:
             return
-        await self._in_time(member.actor.begin_update.remote(weights.version))
+        await self._in_time(member.actor.begin_update.remote(weights.version, weights.kept))
         for bucket in weights.buckets:
             await self._in_time(member.actor.load.remote(bucket))
         digests = await self._in_time(member.actor.end_update.remote())
@@ -228,14 +229,14 @@ class EngineGroup:
             )
         _log.info("engine %d serves version %d again", member.number, weights.version)
 
-    async def begin_update(self, version: int) -> Mapping[str, str]:
+    async def begin_update(self, version: int, kept: Collection[str] = ()) -> Mapping[str, str]:
         """See `RolloutEngine.begin_update`."""
         while True:
             await self._free_member()
             if self._coming is None:
                 await self._updating.acquire()
-            self._coming = _Weights(version)
-            answers = await self._each("begin_update", version)
+            self._coming = _Weights(version, tuple(kept))
+            answers = await self._each("begin_update", version, self._coming.kept)
             if answers:
                 break
             self._drop_update()

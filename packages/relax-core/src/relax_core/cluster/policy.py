@@ -87,9 +87,12 @@ class RayPolicy:
         )
 
     async def _update(self, engine: EngineGroup, version: int) -> int:
-        dtypes = await engine.begin_update(version)
+        kept, *_ = await asyncio.to_thread(self._ranks.call, "kept_names")
+        dtypes = await engine.begin_update(version, kept)
         await asyncio.to_thread(self._ranks.call, "begin_export")
         expected: dict[str, str] = {}
+        if kept:
+            expected, *_ = await asyncio.to_thread(self._ranks.call, "kept_digests", dtypes)
         ahead = asyncio.create_task(self._next_bucket(dtypes))
         while True:
             bucket, digests = await ahead

@@ -86,9 +86,17 @@ class TrainerRank:
         """See `Policy.step`."""
         return self._policy.step(self._samples(ticket), objective, of=of)
 
+    def kept_names(self) -> tuple[str, ...]:
+        """See `KeptWeights`."""
+        return self._policy.kept.names
+
+    def kept_digests(self, dtypes: Mapping[str, str]) -> dict[str, str]:
+        """See `KeptWeights`; empty on all ranks but the first."""
+        return self._policy.kept.digests(dtypes) if self._rank == 0 else {}
+
     def begin_export(self) -> None:
         """From here on `next_bucket` gives the present weights, which must not change until the last one."""
-        self._export = buckets(self._policy.export_tensors(), BUCKET_BYTES)
+        self._export = buckets(self._policy.changing_tensors(), BUCKET_BYTES)
 
     def next_bucket(self, dtypes: Mapping[str, str]) -> tuple[Packed | None, dict[str, str] | None]:
         """Some more weights by their Hugging Face names, and their digests as an engine should give them.

@@ -137,7 +137,7 @@ def follow(config: RelaxConfig) -> None:
             if name is None:
                 return
             if name == "update":
-                for _ in policy.export_tensors():
+                for _ in policy.changing_tensors():
                     pass
             else:
                 getattr(policy, name)(*arguments, **options)

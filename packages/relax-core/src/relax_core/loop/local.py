@@ -18,6 +18,7 @@ from relax_core.device import ParallelConfig, World, initialise, shutdown
 from relax_core.device.registry import choose_device
 from relax_core.loop.adapter_export import adapter_tensors, write_adapter
 from relax_core.loop.checkpoints import open_checkpoint
+from relax_core.loop.kept import KeptWeights
 from relax_core.loop.policy import Scored, Trained
 from relax_core.loop.weights import update_engine
 from relax_core.model import MtpConfig, Qwen35Config, Qwen35Model
@@ -54,6 +55,7 @@ class LocalPolicy:
             be left out for.
         critic: the critic and its optimizer, if the algorithm needs one.
         teacher: the frozen teacher, if the trainer scores with one.
+        kept: what engines keep of the checkpoint that they start from.
     """
 
     def __init__(
@@ -66,8 +68,11 @@ class LocalPolicy:
         critic: Trainer | None = None,
         lora: LoraConfig | None = None,
         teacher: list[Qwen35Model] | None = None,
+        *,
+        kept: KeptWeights,
     ) -> None:
         self.world = world
+        self.kept = kept
         self.weights = weights
         self.trainer = trainer
         self.reference = reference
@@ -108,7 +113,12 @@ class LocalPolicy:
 
     async def update(self, engine: RolloutEngine, version: int) -> int:
         """See `Policy`."""
-        return await update_engine(engine, self.export_tensors(), version)
+        return await update_engine(engine, self.changing_tensors(), version, kept=self.kept)
+
+    def changing_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """The policy's weights in Hugging Face names, but those that engines keep."""
+        kept = frozenset(self.kept.names)
+        return ((name, tensor) for name, tensor in self.export_tensors() if name not in kept)
 
     def export_tensors(self, like: Checkpoint | None = None) -> Iterator[tuple[str, Tensor]]:
         """The policy's weights in Hugging Face names, in the trainer's precision or in `like`'s dtypes."""
@@ -199,7 +209,8 @@ def open_policy(
             time.perf_counter() - started,
         )
         teacher = _load_teacher(config.teacher.path, sizes, config, world) if config.teacher.path else None
-        yield LocalPolicy(world, source, weights, trainer, reference, critic, lora, teacher)
+        kept = KeptWeights(source, config.model)
+        yield LocalPolicy(world, source, weights, trainer, reference, critic, lora, teacher, kept=kept)
     finally:
         shutdown()
 
@@ -299,6 +310,8 @@ def _load_critic(
         policy, sizes = _open(config.critic.path, config, world)
     chunks = _build(sizes, config, world, random_weights=False, critic=True)
     copy_trunk(chunks, policy)
+    if config.model.vision == "frozen":
+        freeze_tower(chunks)
     lr = config.critic.lr
     settings = config.trainer.model_copy(update={"lr": lr, "min_lr": min(lr, config.trainer.min_lr)})
     return _make_trainer(chunks, settings, MtpConfig(), config, world)
@@ -306,5 +319,7 @@ def _load_critic(
 
 def _open(path: str, config: RelaxConfig, world: World) -> tuple[list[Qwen35Model], Qwen35Config]:
     source = open_checkpoint(path)
-    sizes = Qwen35Config.from_hf(source.config)
-    return _load(source, model_map(source.config, names=source.names), sizes, config, world), sizes
+    vision = config.model.vision != "absent"
+    sizes = Qwen35Config.from_hf(source.config, vision=vision)
+    weights = model_map(source.config, names=source.names, vision=vision)
+    return _load(source, weights, sizes, config, world), sizes

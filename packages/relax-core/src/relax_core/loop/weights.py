@@ -7,6 +7,7 @@ import torch
 from relax_rollout import RolloutEngine, tensor_digest
 from torch import Tensor
 
+from relax_core.loop.kept import KeptWeights
 from relax_core.run.trace import span
 
 _log = logging.getLogger(__name__)
@@ -23,12 +24,21 @@ async def update_engine(
     tensors: Iterable[tuple[str, Tensor]],
     version: int,
     *,
+    kept: KeptWeights | None = None,
     bucket_bytes: int = BUCKET_BYTES,
 ) -> int:
     """Streams Hugging Face tensors into `engine`, which serves them as `version` once all have arrived.
 
     The engine's own digest of every weight it serves is compared with the digest of what was sent, cast
-    to the dtype in which the engine announced to serve that weight.
+    to the dtype in which the engine announced to serve that weight; that of a weight which it keeps, with
+    the digest of the checkpoint's.
+
+    Args:
+        engine: gets them.
+        tensors: all weights but the kept ones.
+        version: the new one.
+        kept: what the engine has from its checkpoint and keeps.
+        bucket_bytes: of tensors that travel together.
 
     Returns:
         Number of tensors compared.
@@ -39,8 +49,8 @@ async def update_engine(
     """
     row = "weight update"
     with span("begin", row, version=version):
-        dtypes = await engine.begin_update(version)
-    expected: dict[str, str] = {}
+        dtypes = await engine.begin_update(version, kept.names if kept else ())
+    expected = kept.digests(dtypes) if kept else {}
     for bucket in buckets(tensors, bucket_bytes):
         with span("load", row, tensors=len(bucket), bytes=sum(tensor.nbytes for tensor in bucket.values())):
             await engine.load(bucket)

@@ -84,7 +84,7 @@ def build_chunks(
         raise RuntimeError("call relax_core.device.initialise(...) before building a model")
     parallel = parallel or ParallelConfig()
     if critic:
-        model = replace(model, mtp_layers=0, tied=False, vision=None)
+        model = replace(model, mtp_layers=0, tied=False)
     stage_layers(model.num_layers, parallel)
     refuse_idle_targets(model, lora)
     if model.vision and model.mtp_layers and parallel.pipeline > 1:

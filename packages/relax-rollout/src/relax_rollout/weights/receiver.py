@@ -4,7 +4,7 @@ It runs inside the engine's process, over any module with a ``load_weights``.
 """
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -146,7 +146,15 @@ class Receiver:
             self._known[bucket] = buffer, entries, found
         return found
 
-    def commit(self, update: str, buckets: int, names: Collection[str] | None = None) -> dict[str, Any]:
+    def commit(
+        self,
+        update: str,
+        buckets: int,
+        names: Collection[str] | None = None,
+        *,
+        kept: Collection[str] = (),
+        stored: Callable[[str], Tensor] | None = None,
+    ) -> dict[str, Any]:
         """Load everything staged into every model, rebuild what is derived from it, and read it all back.
 
         Committing the same update again gives the same answer.
@@ -155,6 +163,8 @@ class Receiver:
             update: that is open.
             buckets: how many it has.
             names: tensors to read back; None reads all.
+            kept: tensors that stay as they are, read back too.
+            stored: gives such a tensor as the checkpoint has it, by its name.
 
         Returns:
             "version"; "digests": name -> digest as served; "stale": names of derived tensors that do not
@@ -177,6 +187,9 @@ class Receiver:
         self.version = staged.version
         asked = {n: t for n, t in staged.tensors.items() if names is None or n in names}
         digests = self._digests(asked)
+        for name in kept:
+            assert stored is not None, "kept tensors are compared with those of the checkpoint"
+            digests |= self._digests({name: stored(name).to(self.device)})
         stale = [f"{model.name}: {name}" for model in self._models for name in model.derived.stale()]
         self.last_result = {
             "update": update, "version": staged.version, "digests": digests, "stale": stale

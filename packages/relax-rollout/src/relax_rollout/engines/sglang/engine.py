@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from typing import Any
@@ -36,7 +36,7 @@ class SglangEngine(Sending):
         ValueError: SGLang is to be started here and is not installed, or the checkpoint cannot be served.
     """
 
-    async def begin_update(self, version: int) -> Mapping[str, str]:
+    async def begin_update(self, version: int, kept: Collection[str] = ()) -> Mapping[str, str]:
         """See :meth:`relax_rollout.RolloutEngine.begin_update`."""
         await self._ready()
         if self._released:
@@ -52,7 +52,7 @@ class SglangEngine(Sending):
         files = BucketFiles(self.config.folder) if self.config.transport == "files" else None
         if self.config.transport == "ipc":
             self._ipc = self._ipc or IpcSender()
-        update = Update(version, UpdateCheck(served, version), files, self._ipc, replay=self.config.replay)
+        update = Update(version, UpdateCheck(served, version, kept), files, self._ipc, replay=self.config.replay)
         self._update = update
         await self._at_all(update.begin_at)
         if self.config.transport == "broadcast":
@@ -156,7 +156,7 @@ class SglangEngine(Sending):
         self._kept = update if self.config.keep_weights and update.files is not None else None
         if self._kept is None:
             update.close()
-        given = update.check.given_as
+        given = update.check.given_as | update.check.kept
         return {given[name]: digest for name, digest in results[0]["digests"].items()}
 
     def _open_update(self) -> Update:

@@ -191,6 +191,7 @@ class Update:
             update=self.id,
             buckets=len(self.buckets),
             expected=self.expected_of(server),
+            kept=list(self.check.kept),
             replay=self.replay,
         )
 

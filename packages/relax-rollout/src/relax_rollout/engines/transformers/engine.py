@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import fields
 from typing import Any, TypeVar
@@ -102,18 +102,18 @@ class TransformersEngine:
             patch=self._patch,
         )
 
-    async def begin_update(self, version: int) -> Mapping[str, str]:
+    async def begin_update(self, version: int, kept: Collection[str] = ()) -> Mapping[str, str]:
         """See :meth:`relax_rollout.RolloutEngine.begin_update`."""
-        return await self._on_thread(lambda: self._begin(version))
+        return await self._on_thread(lambda: self._begin(version, kept))
 
-    def _begin(self, version: int) -> dict[str, str]:
+    def _begin(self, version: int, kept: Collection[str]) -> dict[str, str]:
         if self._scheduler.released:
             raise EngineStateError("the engine's memory is released; call reclaim_memory before an update")
         if isinstance(version, bool) or not isinstance(version, int) or version < 0:
             raise ValueError(f"version is {version!r}; it must be a whole number of at least 0")
         if self._update is not None:
             log.warning("the update to version %d was never ended and is dropped", self._update.version)
-        self._update = WeightUpdate(self._model, version)
+        self._update = WeightUpdate(self._model, version, kept)
         return self._update.dtypes()
 
     async def load(self, bucket: Mapping[str, Tensor]) -> None:

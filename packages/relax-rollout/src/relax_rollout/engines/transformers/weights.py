@@ -1,6 +1,6 @@
 """A weight update as a transaction: everything is checked and staged, then copied in place at once."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +15,14 @@ class WeightUpdate:
     Args:
         model: the serving model; untouched until :meth:`commit`.
         version: what the weights will be called.
+        kept: names of weights that stay as they are.
     """
 
-    def __init__(self, model: nn.Module, version: int) -> None:
+    def __init__(self, model: nn.Module, version: int, kept: Collection[str] = ()) -> None:
         self.version = version
         self._targets: dict[str, Tensor] = dict(model.state_dict(keep_vars=True))
         served = {n: Served(tuple(t.shape), t.dtype, id(t)) for n, t in self._targets.items()}
-        self._check = UpdateCheck(served, version)
+        self._check = UpdateCheck(served, version, kept)
         self._staged: dict[str, Tensor] = {}
 
     @property
@@ -59,4 +60,5 @@ class WeightUpdate:
         with torch.no_grad():
             for name, tensor in self._staged.items():
                 self._targets[name].copy_(tensor)
-        return {self._check.given_as[name]: tensor_digest(self._targets[name]) for name in self._staged}
+        there = {name: self._check.given_as[name] for name in self._staged} | self._check.kept
+        return {given: tensor_digest(self._targets[name]) for name, given in there.items()}

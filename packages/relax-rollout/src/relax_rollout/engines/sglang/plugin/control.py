@@ -162,12 +162,26 @@ class Control:
         for request in scheduler.waiting_queue:
             versions.stamp(request)
         self.receiver.replay = message.get("replay", False)
-        result = self.receiver.commit(message["update"], message["buckets"])
+        result = self.receiver.commit(
+            message["update"], message["buckets"], kept=message.get("kept", ()), stored=self._stored
+        )
         versions.serving = self.receiver.version
         with memory.no_requests(scheduler):
             if not self._updater.flush_cache():
                 raise RuntimeError("the cache of the old weights could not be dropped")
         return result | {"expected": message["expected"]}
+
+    def _stored(self, name: str) -> torch.Tensor:
+        """A tensor as the checkpoint has it."""
+        from safetensors import safe_open
+
+        folder = Path(self._runner.model_config.model_path)
+        for file in sorted(folder.glob("*.safetensors")):
+            with safe_open(file, framework="pt") as shard:
+                if name in shard.keys():  # noqa: SIM118 - a shard is not a mapping
+                    found: torch.Tensor = shard.get_tensor(name)
+                    return found
+        raise ValueError(f"the checkpoint in {folder} has no tensor {name}")
 
     def _discard(self, message: Mapping[str, Any]) -> dict[str, Any]:
         self.receiver.discard()
