@@ -31,8 +31,9 @@ CASES = [
     ("experts-spread-over-a-stage", MOE, "parallel.expert=16", "parallel.expert", "1, 2, 4, 8", "8"),
     ("pictures-are-seen", SFT, "data.images_key=images", "model.vision", "frozen or trained", None),
     ("a-tower-has-pictures", SFT, "model.vision=frozen", "model.vision", "absent, or data.images_key", None),
-    ("pictures-are-fine-tuned-on", QUICK, "model.vision=frozen data.images_key=images", "model.vision",
-     "algorithm.name sft", None),
+    ("teachers-see-pictures", QUICK, "model.vision=frozen data.images_key=images rollout.temperature=1 "
+     "algorithm.name=on_policy_distillation teacher.urls=[http://teacher:30000]", "teacher.urls",
+     "teacher.path", None),
     ("adapters-leave-the-tower", SFT, "model.vision=trained data.images_key=images lora.rank=4",
      "model.vision", "frozen, or lora.rank 0", None),
     ("drafts-alone-need-a-loss", QUICK, "mtp.only=true mtp.loss_coefficient=0", "mtp.loss_coefficient",

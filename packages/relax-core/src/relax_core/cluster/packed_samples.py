@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from relax_rollout.pictures import PlacedPicture
 from torch import Tensor
 
 from relax_core.trainer.sample import Sample
@@ -24,6 +25,7 @@ class PackedSamples:
         tokens_T: int64 [T].
         mask_T: float32 [T].
         columns: float32 [T] by name.
+        pictures: of each of the N samples.
     """
 
     lengths: tuple[int, ...]
@@ -31,6 +33,7 @@ class PackedSamples:
     tokens_T: NDArray[np.int64]
     mask_T: NDArray[np.float32]
     columns: Mapping[str, NDArray[np.float32]]
+    pictures: tuple[tuple[PlacedPicture, ...], ...]
 
     @classmethod
     def pack(cls, samples: Sequence[Sample]) -> "PackedSamples":
@@ -41,6 +44,7 @@ class PackedSamples:
             torch.cat([sample.tokens_L for sample in samples]).numpy(),
             torch.cat([sample.mask_L for sample in samples]).numpy(),
             {name: torch.cat([s.columns[name] for s in samples]).numpy() for name in samples[0].columns},
+            tuple(sample.pictures for sample in samples),
         )
 
     def unpack(self) -> list[Sample]:
@@ -48,8 +52,8 @@ class PackedSamples:
         tokens, mask = split(self.tokens_T, self.lengths), split(self.mask_T, self.lengths)
         columns = {name: split(column_T, self.lengths) for name, column_T in self.columns.items()}
         return [
-            Sample(tokens[i], mask[i], group, {name: parts[i] for name, parts in columns.items()})
-            for i, group in enumerate(self.groups)
+            Sample(tokens[i], mask[i], group, {name: parts[i] for name, parts in columns.items()}, pictures)
+            for i, (group, pictures) in enumerate(zip(self.groups, self.pictures, strict=True))
         ]
 
 

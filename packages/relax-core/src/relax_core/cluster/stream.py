@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import ray
 import torch
+from relax_rollout.pictures import PlacedPicture
 
 from relax_core.cluster.config import ClusterConfig
 from relax_core.cluster.errors import ClusterError
@@ -86,12 +87,14 @@ class Rows:
         keys: of the rows, one sample each.
         lengths, groups: see `PackedSamples`.
         columns: names of its columns.
+        pictures: of the samples; they go with the ticket, through the shared memory of Ray.
     """
 
     keys: tuple[str, ...]
     lengths: tuple[int, ...]
     groups: tuple[int, ...]
     columns: tuple[str, ...]
+    pictures: tuple[tuple[PlacedPicture, ...], ...] = ()
 
 
 class TransferQueueStream:
@@ -117,6 +120,7 @@ class TransferQueueStream:
             samples.lengths,
             samples.groups,
             tuple(samples.columns),
+            samples.pictures,
         )
         values = {"tokens": samples.tokens_T, "mask": samples.mask_T} | {
             f"column.{name}": column_T for name, column_T in samples.columns.items()
@@ -147,6 +151,7 @@ class TransferQueueStream:
             flat("tokens"),
             flat("mask"),
             {name: flat(f"column.{name}") for name in ticket.columns},
+            ticket.pictures,
         )
 
     def drop(self, ticket: Rows) -> None:

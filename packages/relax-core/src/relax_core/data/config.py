@@ -76,8 +76,8 @@ class DataConfig(Section):
     )
     images_key: str | None = setting(
         None,
-        "Key of a row's pictures (sft): a list of paths or bytes, in the order of <image> and of image parts "
-        "in its messages; null reads none.",
+        "Key of a row's pictures: a list of paths or bytes, in the order of <image> and of image parts in "
+        "its messages; null reads none.",
         min_length=1,
     )
     images_root: Path | None = setting(

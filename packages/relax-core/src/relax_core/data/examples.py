@@ -40,10 +40,11 @@ class Prompt:
     Attributes:
         id: place of its row; unique in a data set.
         ids: [tokens] int32, what the engine is given.
-        prompt_text: the text of these tokens, chat template included.
+        prompt_text: the text of these tokens, chat template included, and which pictures it has.
         messages: the conversation, or None where the prompt is plain text.
         answer: what a reward compares with, or None.
         metadata: further fields of the row, for a reward.
+        pictures: in the order of their tokens.
     """
 
     id: str
@@ -52,6 +53,7 @@ class Prompt:
     messages: tuple[Message, ...] | None = None
     answer: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    pictures: tuple["SamplePicture", ...] = ()
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:

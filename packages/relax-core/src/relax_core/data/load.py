@@ -58,7 +58,12 @@ class DataSet(Generic[E]):
 
 
 def load_prompts(
-    cfg: DataConfig, tokenizer: Tokenizer, *, seed: int, tools: Sequence[Any] = ()
+    cfg: DataConfig,
+    tokenizer: Tokenizer,
+    *,
+    seed: int,
+    tools: Sequence[Any] = (),
+    pictures: PictureReader | None = None,
 ) -> DataSet[Prompt]:
     """Prompts to complete and score.
 
@@ -67,15 +72,21 @@ def load_prompts(
         tokenizer: of the model.
         seed: of the run; `data.seed` takes its place if set.
         tools: descriptions for the chat template, where a row has none of its own.
+        pictures: reads those of rows; None where they have none.
 
     Raises:
         DataError: a source cannot be read, has too many bad rows, or nothing is left.
     """
-    return _load(cfg, PromptBuilder(cfg, tokenizer, tools), seed)
+    return _load(cfg, PromptBuilder(cfg, tokenizer, tools, pictures), seed)
 
 
 def load_held_out_prompts(
-    cfg: DataConfig, path: str, tokenizer: Tokenizer, *, tools: Sequence[Any] = ()
+    cfg: DataConfig,
+    path: str,
+    tokenizer: Tokenizer,
+    *,
+    tools: Sequence[Any] = (),
+    pictures: PictureReader | None = None,
 ) -> tuple[Prompt, ...]:
     """Prompts of another held-out set, by the same settings.
 
@@ -83,12 +94,12 @@ def load_held_out_prompts(
         cfg: the settings.
         path: of its rows.
         tokenizer: of the model.
-        tools: see `load_prompts`.
+        tools, pictures: see `load_prompts`.
 
     Raises:
         DataError: it cannot be read, has too many bad rows, or nothing is left.
     """
-    with preparation(PromptBuilder(cfg, tokenizer, tools), cfg.workers) as prepared:
+    with preparation(PromptBuilder(cfg, tokenizer, tools, pictures), cfg.workers) as prepared:
         return _load_held_out(cfg, path, prepared)[0]
 
 
@@ -102,10 +113,12 @@ def load_samples(
     return _load(cfg, SampleBuilder(cfg, tokenizer, pictures), seed)
 
 
-def load_pairs(cfg: DataConfig, tokenizer: Tokenizer, *, seed: int) -> DataSet[Pair]:
+def load_pairs(
+    cfg: DataConfig, tokenizer: Tokenizer, *, seed: int, pictures: PictureReader | None = None
+) -> DataSet[Pair]:
     """Pairs to prefer one of; arguments and errors as `load_prompts`."""
     read = (*cfg.metadata_keys, cfg.chosen_key, cfg.rejected_key)
-    return _load(cfg.model_copy(update={"metadata_keys": read}), PairBuilder(cfg, tokenizer), seed)
+    return _load(cfg.model_copy(update={"metadata_keys": read}), PairBuilder(cfg, tokenizer, pictures), seed)
 
 
 def _load(cfg: DataConfig, builder: Builder[E], seed: int) -> DataSet[E]:

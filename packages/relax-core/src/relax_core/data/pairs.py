@@ -5,6 +5,7 @@ from typing import Any
 
 from relax_core.data.config import DataConfig
 from relax_core.data.examples import Pair
+from relax_core.data.pictures import PictureReader
 from relax_core.data.problems import BadRow, RowError
 from relax_core.data.rows import Row
 from relax_core.data.samples import SampleBuilder, SampleDraft
@@ -17,10 +18,12 @@ class PairBuilder:
     A completion is text, or a list with one assistant message. Both are tokenised as supervised samples are.
     """
 
-    def __init__(self, cfg: DataConfig, tokenizer: Tokenizer) -> None:
+    def __init__(self, cfg: DataConfig, tokenizer: Tokenizer, pictures: PictureReader | None = None) -> None:
         self._cfg = cfg
         self._key = cfg.completion_key or "completion"
-        self._samples = SampleBuilder(cfg.model_copy(update={"completion_key": self._key}), tokenizer)
+        self._samples = SampleBuilder(
+            cfg.model_copy(update={"completion_key": self._key}), tokenizer, pictures
+        )
         self.length = self._samples.length
 
     def draft(self, row: Row) -> list[tuple[SampleDraft, SampleDraft]]:

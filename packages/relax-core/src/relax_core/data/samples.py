@@ -9,21 +9,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from relax_core.data.chat import ChatRenderer
 from relax_core.data.config import DataConfig
 from relax_core.data.examples import Message, Sample
-from relax_core.data.fields import completion_of, images_of, prompt_of, tools_of
+from relax_core.data.fields import completion_of, prompt_of, tools_of
 from relax_core.data.length import LengthRule
-from relax_core.data.parts import pictured, without_thoughts
-from relax_core.data.pictures import KeptPicture, PictureReader, SamplePicture
+from relax_core.data.parts import without_thoughts
+from relax_core.data.picture_tokens import PictureTokens, Pieces, with_keys
+from relax_core.data.pictures import KeptPicture, PictureReader
 from relax_core.data.problems import BadRow, DataError, RowError
 from relax_core.data.rows import Row
 from relax_core.data.tokenizer import Tokenizer, decode, encode, special_texts
 from relax_core.data.turns import Rendered, RewrittenHistoryError, assistant_turns, single_turns
-
-Pieces = list[tuple[str, bool]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +51,7 @@ class SampleBuilder:
     """
 
     def __init__(self, cfg: DataConfig, tokenizer: Tokenizer, pictures: PictureReader | None = None) -> None:
-        self._pictures = pictures
-        self._image_token = "" if pictures is None else decode(tokenizer, [pictures.token_id])
+        self._pictures = PictureTokens(cfg, tokenizer, pictures)
         if not cfg.chat and tokenizer.eos_token_id is None:
             raise DataError("the tokenizer has no end-of-text token (eos_token) to put behind completions")
         self._cfg = cfg
@@ -78,44 +75,15 @@ class SampleBuilder:
             prompt = (*prompt, {"role": "assistant", "content": completion})
         if self._cfg.thinking == "drop":
             prompt = without_thoughts(prompt)
-        prompt, pictures = self._read_pictures(row, prompt)
+        prompt, pictures = self._pictures.read(row, prompt)
         rendered = self._rendered(row, prompt)
-        first = rendered[0].text[: rendered[0].spans[0][0]]
-        first = "\n".join([first, *(picture.key for picture in pictures)])
+        first = with_keys(rendered[0].text[: rendered[0].spans[0][0]], pictures)
         several = len(rendered) > 1
-        return [
-            SampleDraft(row.place, turn if several else None, *self._expanded(one.pieces(), pictures, first))
-            for turn, one in enumerate(rendered, start=1)
-        ]
-
-    def _read_pictures(
-        self, row: Row, messages: tuple[Message, ...]
-    ) -> tuple[tuple[Message, ...], list[KeptPicture]]:
-        if self._pictures is None:
-            if any(not isinstance(message["content"], str) for message in messages):
-                raise RowError("the conversation has pictures: set data.images_key and model.vision")
-            return messages, []
-        images = images_of(row.fields, self._cfg)
-        messages, found = pictured(messages, images, token=self._image_token)
-        return messages, [self._pictures.read(value, name) for name, value in found]
-
-    def _expanded(
-        self, pieces: Pieces, pictures: Sequence[KeptPicture], prompt_text: str
-    ) -> tuple[Pieces, str, tuple[KeptPicture, ...]]:
-        """Pieces in which every picture has as many tokens as stand for it, and the pictures they have."""
-        if not pictures:
-            return pieces, prompt_text, ()
-        expanded: Pieces = []
-        used = 0
-        for text, learned in pieces:
-            head, *tails = text.split(self._image_token)
-            if used + len(tails) > len(pictures) or (tails and learned):
-                raise RowError("the chat template writes other pictures than the user's messages have")
-            for tail in tails:
-                head += self._image_token * pictures[used].tokens + tail
-                used += 1
-            expanded.append((head, learned))
-        return expanded, prompt_text, tuple(pictures[:used])
+        drafts = []
+        for turn, one in enumerate(rendered, start=1):
+            pieces, used = self._pictures.expand(one.pieces(), pictures)
+            drafts.append(SampleDraft(row.place, turn if several else None, pieces, first, used))
+        return drafts
 
     def finish(self, drafts: Sequence[SampleDraft]) -> Iterator[Sample | BadRow]:
         """Tokenises drafts and checks them; those that do not fit are bad rows or left out."""
@@ -173,27 +141,9 @@ class SampleBuilder:
         if not mask.any():
             raise RowError("nothing to learn is left within data.max_tokens")
         name = draft.place if draft.turn is None else f"{draft.place}#{draft.turn}"
-        return Sample(name, ids[kept], mask, draft.prompt_text, self._placed(draft, ids, len(mask)))
-
-    def _placed(self, draft: SampleDraft, ids: NDArray[np.int32], kept: int) -> tuple[SamplePicture, ...]:
-        """Where the pictures of the first `kept` tokens begin."""
-        if self._pictures is None:
-            return ()
-        places = np.flatnonzero(ids == self._pictures.token_id)
-        if len(places) != sum(picture.tokens for picture in draft.pictures):
-            raise RowError("the tokenizer does not give one token for each piece of a picture")
-        placed, at = [], 0
-        for number, picture in enumerate(draft.pictures, start=1):
-            start, end = int(places[at]), int(places[at]) + picture.tokens
-            at += picture.tokens
-            if start < kept < end:
-                raise RowError(
-                    f"data.max_tokens = {kept} cuts picture {number}, whose {picture.tokens} tokens begin at "
-                    f"{start}; raise it, or set data.overlong to skip"
-                )
-            if end <= kept:
-                placed.append(SamplePicture(picture, start))
-        return tuple(placed)
+        return Sample(
+            name, ids[kept], mask, draft.prompt_text, self._pictures.place(ids, draft.pictures, kept)
+        )
 
 
 def _same(one: str, other: str) -> bool:

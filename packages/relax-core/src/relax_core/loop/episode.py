@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from relax_rollout import Completion, DraftCounts, Request, SamplingParams, derive_seed
+from relax_rollout.pictures import PlacedPicture
 from relax_rollout.requests import FinishReason
 from relax_rollout.rewards import RewardInput
 
@@ -38,6 +39,7 @@ class Episode:
         sampling: of the whole completion; its seed is not read.
         limits: where it ends.
         environment: answers the model; None ends it with the first turn.
+        pictures: the prompt's, loaded.
     """
 
     def __init__(
@@ -47,8 +49,10 @@ class Episode:
         sampling: SamplingParams,
         limits: EpisodeLimits,
         environment: Environment | None,
+        pictures: Sequence[PlacedPicture] = (),
     ) -> None:
         self.prompt = prompt
+        self._pictures = tuple(pictures)
         self.environment = environment
         self.finish: FinishReason | None = None
         self._place = place
@@ -94,6 +98,7 @@ class Episode:
             id=".".join(map(str, place)),
             prompt_ids=(*self.prompt.prompt_ids, *self._tokens),
             sampling=replace(self._sampling, max_new_tokens=min(room), seed=derive_seed(seed, *place)),
+            pictures=self._pictures,
         )
 
     def add(self, completion: Completion) -> None:

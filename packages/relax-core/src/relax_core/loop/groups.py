@@ -66,6 +66,7 @@ def group_samples(groups: Sequence[Group]) -> list[Sample]:
     samples = []
     for number, group in enumerate(groups):
         prompt_ids = group.prompt.prompt_ids
+        pictures = tuple(one.load() for one in group.prompt.pictures)
         for member in group.members:
             trajectory = member.trajectory
             mask_L = torch.zeros(len(prompt_ids) + len(trajectory.token_ids))
@@ -73,7 +74,8 @@ def group_samples(groups: Sequence[Group]) -> list[Sample]:
             logprob_L = torch.zeros_like(mask_L)
             logprob_L[len(prompt_ids) :] = torch.tensor(trajectory.logprobs)
             tokens_L = torch.tensor((*prompt_ids, *trajectory.token_ids))
-            samples.append(Sample(tokens_L, mask_L, number, {"rollout_logprob": logprob_L}))
+            columns = {"rollout_logprob": logprob_L}
+            samples.append(Sample(tokens_L, mask_L, number, columns, pictures))
     return samples
 
 

@@ -8,6 +8,7 @@ import torch
 
 from relax_core.config.root import RelaxConfig
 from relax_core.data import Pair, load_pairs
+from relax_core.data.pictures import open_reader
 from relax_core.loop.drive import StepResult
 from relax_core.loop.fit import refuse_unfit
 from relax_core.loop.learning import split_groups
@@ -27,7 +28,8 @@ class PairsLoop:
         self._config = config
         self._session = session
         self._recorder = recorder
-        self._data = load_pairs(config.data, session.tokenizer, seed=config.run.seed)
+        pictures = open_reader(config.data, session.source.path, session.source.config)
+        self._data = load_pairs(config.data, session.tokenizer, seed=config.run.seed, pictures=pictures)
         for pairs in (self._data.train, self._data.held_out):
             refuse_unfit(pairs, vocab_size=int(text_part(session.source.config)["vocab_size"]))
         self._stream = self._data.stream()
@@ -81,7 +83,10 @@ def open_pairs(config: RelaxConfig, session: Session[Policy], recorder: Recorder
 def _trainable(pairs: Sequence[Pair]) -> list[Sample]:
     return [
         Sample(
-            torch.from_numpy(example.ids).long(), torch.from_numpy(example.loss_mask).float(), group=number
+            torch.from_numpy(example.ids).long(),
+            torch.from_numpy(example.loss_mask).float(),
+            group=number,
+            pictures=tuple(one.load() for one in example.pictures),
         )
         for number, pair in enumerate(pairs)
         for example in (pair.chosen, pair.rejected)

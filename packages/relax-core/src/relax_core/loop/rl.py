@@ -15,6 +15,7 @@ from relax_core.config.root import RelaxConfig
 from relax_core.data import DataSet, Prompt, load_prompts
 from relax_core.data.chat import ChatRenderer
 from relax_core.data.load import load_held_out_prompts
+from relax_core.data.pictures import open_reader
 from relax_core.loop.advantages import mean_advantages
 from relax_core.loop.drive import StepResult
 from relax_core.loop.environments.tools import tool_schemas
@@ -215,10 +216,13 @@ def open_task(config: RelaxConfig, session: Session[Policy]) -> Task:
     vocab_size, context = int(facts["vocab_size"]), facts.get("max_position_embeddings")
     stops = stop_token_ids(session.source.path, session.tokenizer, vocab_size=vocab_size)
     tools = tool_schemas(config.environment.tools)
-    data = load_prompts(config.data, session.tokenizer, seed=config.run.seed, tools=tools)
+    pictures = open_reader(config.data, session.source.path, session.source.config)
+    data = load_prompts(config.data, session.tokenizer, seed=config.run.seed, tools=tools, pictures=pictures)
     sets = {"": data.held_out}
     for name, path in config.eval.sets.items():
-        sets[name] = load_held_out_prompts(config.data, path, session.tokenizer, tools=tools)
+        sets[name] = load_held_out_prompts(
+            config.data, path, session.tokenizer, tools=tools, pictures=pictures
+        )
     sampled = config.rollout.max_new_tokens
     for prompts in (data.train, *sets.values()):
         new = sampled if prompts is data.train else config.eval.max_new_tokens or sampled

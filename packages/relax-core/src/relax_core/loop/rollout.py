@@ -81,6 +81,8 @@ def engine_options(config: RelaxConfig, model: Path, device: str) -> dict[str, A
             "device": device,
             "max_rows": rollout.max_batch_size,
         }
+    if rollout.engine == "transformers":
+        options["pictures"] = config.model.vision != "absent"
     if rollout.engine == "sglang":
         options |= {
             "device": device.partition(":")[0],

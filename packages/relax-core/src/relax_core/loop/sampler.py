@@ -116,6 +116,7 @@ class Sampler:
         self, prompt: Prompt, sampling: SamplingParams, *, samples_per_prompt: int, place: tuple[int, ...]
     ) -> list[Episode]:
         """The completions of a prompt before their first token; their own numbers end their places."""
+        pictures = [one.load() for one in prompt.pictures]
         return [
             Episode(
                 prompt,
@@ -123,6 +124,7 @@ class Sampler:
                 sampling,
                 self._limits,
                 self._dialogue.start(prompt) if self._dialogue is not None else None,
+                pictures,
             )
             for member in range(samples_per_prompt)
         ]

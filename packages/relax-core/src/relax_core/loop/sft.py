@@ -6,12 +6,11 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 import torch
-from relax_rollout.pictures import PlacedPicture
 
 from relax_core.config.root import RelaxConfig
 from relax_core.data import Sample as Example
 from relax_core.data import load_samples
-from relax_core.data.pictures import PictureReader
+from relax_core.data.pictures import open_reader
 from relax_core.loop.batches import BatchesAhead
 from relax_core.loop.drive import StepResult
 from relax_core.loop.fit import refuse_unfit
@@ -32,9 +31,7 @@ class SftLoop:
         self._config = config
         self._session = session
         self._recorder = recorder
-        self._pictures = None
-        if config.data.images_key is not None:
-            self._pictures = PictureReader.open(session.source.path, session.source.config, config.data)
+        self._pictures = open_reader(config.data, session.source.path, session.source.config)
         self._data = load_samples(
             config.data, session.tokenizer, seed=config.run.seed, pictures=self._pictures
         )
@@ -94,7 +91,7 @@ def _trainable(examples: Sequence[Example]) -> list[Sample]:
             torch.from_numpy(example.ids).long(),
             torch.from_numpy(example.loss_mask).float(),
             group=number,
-            pictures=tuple(PlacedPicture(one.kept.load(), one.start) for one in example.pictures),
+            pictures=tuple(one.load() for one in example.pictures),
         )
         for number, example in enumerate(examples)
     ]

@@ -16,8 +16,8 @@ class ModelSettings(Section):
     )
     vision: Literal["absent", "frozen", "trained"] = setting(
         "absent",
-        "The vision tower of a model that has one (sft): absent leaves it out, and exports carry it as it "
-        "is; frozen reads pictures through it; trained trains it as well.",
+        "The vision tower of a model that has one: absent leaves it out, and exports carry it as it is; "
+        "frozen sees pictures through it; trained trains it as well. Engines and critics do the same.",
     )
     random_weights: bool = setting(
         False,

@@ -1,11 +1,11 @@
-"""Rules of pictures: who reads them, and who is trained on them."""
+"""Rules of pictures: who sees them, and who is trained on them."""
 
 from collections.abc import Iterator
 
-from relax_core.algorithms.config import AlgorithmConfig
 from relax_core.config.problems import Problem
 from relax_core.config.rules.rule import Check
 from relax_core.data.config import DataConfig
+from relax_core.loop.config import TeacherConfig
 from relax_core.model.lora_config import LoraConfig
 from relax_core.model.settings import ModelSettings
 
@@ -32,14 +32,14 @@ def _a_tower_has_pictures(data: DataConfig, model: ModelSettings) -> Iterator[Pr
         )
 
 
-def _pictures_are_fine_tuned_on(model: ModelSettings, algorithm: AlgorithmConfig) -> Iterator[Problem]:
-    """Only supervised fine-tuning hands pictures to the trainer; no engine samples from them yet."""
-    if model.vision != "absent" and algorithm.name != "sft":
+def _teachers_see_pictures(model: ModelSettings, teacher: TeacherConfig) -> Iterator[Problem]:
+    """A teacher in servers is sent tokens alone, and would judge pictures that it does not see."""
+    if model.vision != "absent" and teacher.urls:
         yield Problem(
-            ("model", "vision"),
-            f"algorithm {algorithm.name} takes no pictures yet",
-            given=model.vision,
-            allowed="absent, or algorithm.name sft",
+            ("teacher", "urls"),
+            f"model.vision {model.vision} gives samples pictures, and servers of a teacher are sent none",
+            given=", ".join(teacher.urls),
+            allowed="none: teacher.path, with which the trainer's own ranks score",
         )
 
 
@@ -57,6 +57,6 @@ def _adapters_leave_the_tower(model: ModelSettings, lora: LoraConfig) -> Iterato
 RULES = (
     Check(("data", "model"), _pictures_are_seen),
     Check(("data", "model"), _a_tower_has_pictures),
-    Check(("model", "algorithm"), _pictures_are_fine_tuned_on),
+    Check(("model", "teacher"), _teachers_see_pictures),
     Check(("model", "lora"), _adapters_leave_the_tower),
 )

@@ -52,7 +52,9 @@ class SglangEngine(Sending):
         files = BucketFiles(self.config.folder) if self.config.transport == "files" else None
         if self.config.transport == "ipc":
             self._ipc = self._ipc or IpcSender()
-        update = Update(version, UpdateCheck(served, version, kept), files, self._ipc, replay=self.config.replay)
+        update = Update(
+            version, UpdateCheck(served, version, kept), files, self._ipc, replay=self.config.replay
+        )
         self._update = update
         await self._at_all(update.begin_at)
         if self.config.transport == "broadcast":
