@@ -1,4 +1,4 @@
-"""`PictureMaker`: a picture's bytes, checked, decoded and processed into a file; and what such a file holds."""
+"""`PictureMaker`: a picture, checked, decoded and processed into a file; and what such a file holds."""
 
 import hashlib
 import io

@@ -1,7 +1,7 @@
 """Learning from pairs of a better and a worse completion."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import torch
@@ -28,8 +28,8 @@ class PairsLoop:
         self._config = config
         self._session = session
         self._recorder = recorder
-        pictures = open_reader(config.data, session.source.path, session.source.config)
-        self._data = load_pairs(config.data, session.tokenizer, seed=config.run.seed, pictures=pictures)
+        self._pictures = open_reader(config.data, session.source.path, session.source.config)
+        self._data = load_pairs(config.data, session.tokenizer, seed=config.run.seed, pictures=self._pictures)
         for pairs in (self._data.train, self._data.held_out):
             refuse_unfit(pairs, vocab_size=int(text_part(session.source.config)["vocab_size"]))
         self._stream = self._data.stream()
@@ -69,6 +69,11 @@ class PairsLoop:
         if state is not None:
             self._stream.load_state_dict(state["pairs"])
 
+    def close(self) -> None:
+        """Removes pictures that nobody else is to find. Idempotent."""
+        if self._pictures is not None:
+            self._pictures.close()
+
     def _with_reference(self, samples: Sequence[Sample]) -> list[Sample]:
         scores = self._session.policy.score(samples, of="reference")
         return [s.with_columns(ref_logprob=score) for s, score in zip(samples, scores, strict=True)]
@@ -77,7 +82,9 @@ class PairsLoop:
 @contextmanager
 def open_pairs(config: RelaxConfig, session: Session[Policy], recorder: Recorder) -> Iterator[PairsLoop]:
     """The loop with its data read."""
-    yield PairsLoop(config, session, recorder)
+    loop = PairsLoop(config, session, recorder)
+    with closing(loop):
+        yield loop
 
 
 def _trainable(pairs: Sequence[Pair]) -> list[Sample]:

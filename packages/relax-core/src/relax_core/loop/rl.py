@@ -4,7 +4,7 @@ Axes: N completions of a batch, L tokens of one sequence.
 """
 
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -15,7 +15,7 @@ from relax_core.config.root import RelaxConfig
 from relax_core.data import DataSet, Prompt, load_prompts
 from relax_core.data.chat import ChatRenderer
 from relax_core.data.load import load_held_out_prompts
-from relax_core.data.pictures import open_reader
+from relax_core.data.pictures import PictureReader, open_reader
 from relax_core.loop.advantages import mean_advantages
 from relax_core.loop.drive import StepResult
 from relax_core.loop.environments.tools import tool_schemas
@@ -205,8 +205,8 @@ class RlLoop:
         self._run(self._batches.advance(version))
 
 
-def open_task(config: RelaxConfig, session: Session[Policy]) -> Task:
-    """Reads the data.
+def open_task(config: RelaxConfig, session: Session[Policy], pictures: PictureReader | None = None) -> Task:
+    """Reads the data, and its pictures with what reads these.
 
     Raises:
         DataError: the data cannot be read, or do not fit the model.
@@ -216,7 +216,6 @@ def open_task(config: RelaxConfig, session: Session[Policy]) -> Task:
     vocab_size, context = int(facts["vocab_size"]), facts.get("max_position_embeddings")
     stops = stop_token_ids(session.source.path, session.tokenizer, vocab_size=vocab_size)
     tools = tool_schemas(config.environment.tools)
-    pictures = open_reader(config.data, session.source.path, session.source.config)
     data = load_prompts(config.data, session.tokenizer, seed=config.run.seed, tools=tools, pictures=pictures)
     sets = {"": data.held_out}
     for name, path in config.eval.sets.items():
@@ -234,6 +233,10 @@ def open_task(config: RelaxConfig, session: Session[Policy]) -> Task:
 def open_rl(config: RelaxConfig, session: Session[Policy], recorder: Recorder) -> Iterator[RlLoop]:
     """Starts the engine and the reward, and ends them."""
     load_reward(config.reward.function)
-    task = open_task(config, session)
-    with session.rollout() as rollout:
+    pictures = open_reader(config.data, session.source.path, session.source.config)
+    with ExitStack() as stack:
+        if pictures is not None:
+            stack.callback(pictures.close)
+        task = open_task(config, session, pictures)
+        rollout = stack.enter_context(session.rollout())
         yield RlLoop(config, session, recorder, rollout, task)

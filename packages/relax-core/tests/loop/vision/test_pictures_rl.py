@@ -203,7 +203,8 @@ def test_a_kept_picture_whose_source_has_gone_is_refused_by_name(colours, read, 
     (tmp_path / "a.png").write_bytes((colours / "rows-0.png").read_bytes())
     row = json.loads((colours / "rows.jsonl").read_text().splitlines()[0]) | {"images": ["a.png"]}
     (tmp_path / "rows.jsonl").write_text(json.dumps(row))
-    kept = read(path=str(tmp_path / "rows.jsonl")).train[0].pictures[0].kept
+    data = read(path=str(tmp_path / "rows.jsonl"), image_cache=tmp_path / "kept")
+    kept = data.train[0].pictures[0].kept
     kept.file.write_bytes(b"")
     (tmp_path / "a.png").write_bytes((colours / "rows-1.png").read_bytes())
     with pytest.raises(RowError, match=r"its source .*a.png has changed since"):

@@ -11,6 +11,7 @@ from relax_bridge import Checkpoint, model_map, write_checkpoint
 from relax_core.config.root import RelaxConfig
 from relax_core.data import DataConfig, DataError, load_samples, load_tokenizer
 from relax_core.data.arithmetic_tokenizer import write_arithmetic_tokenizer
+from relax_core.data.picture_maker import PictureMaker
 from relax_core.data.pictures import PictureReader
 from relax_core.loop import run
 from relax_core.run import RunDirectory
@@ -204,8 +205,8 @@ def test_a_picture_is_processed_once_for_all_rows_and_runs(load, data_config, tm
     rows = [caption(paint(tmp_path / "a.png", (1, 2, 3)), digit) for digit in "12"]
     cfg = data_config(*rows, image_cache=tmp_path / "kept")
     calls = []
-    process = PictureReader._process
-    monkeypatch.setattr(PictureReader, "_process", lambda *args: calls.append(args) or process(*args))
+    make = PictureMaker.make
+    monkeypatch.setattr(PictureMaker, "make", lambda *args: calls.append(args) or make(*args))
     first = load(cfg)[1]
     again = load(cfg)[1]
     assert len(calls) == 1
@@ -277,6 +278,59 @@ def test_damaged_missing_vast_and_foreign_pictures_are_refused_by_name(load, dat
     ):
         with pytest.raises(DataError, match=reason):
             load(data_config(caption(image, "1"), image_max_pixels=4096))
+
+
+def test_odd_pictures_are_read_as_pillow_shows_them(load, data_config, tmp_path):
+    """CMYK, grey, with a palette, with transparency, and of a single pixel."""
+    from PIL import Image
+    from transformers import Qwen2VLImageProcessorPil
+
+    noise = torch.randint(0, 256, (16, 24, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    of = Image.fromarray
+    pictures = {
+        "cmyk.jpg": of(noise.numpy(), mode="CMYK"),
+        "grey.png": of(noise[..., 0].contiguous().numpy()),
+        "palette.png": of(noise[..., :3].contiguous().numpy()).quantize(16),
+        "clear.png": of(noise.numpy(), mode="RGBA"),
+        "dot.png": Image.new("RGB", (1, 1), (9, 80, 200)),
+    }
+    for name, image in pictures.items():
+        image.save(tmp_path / name)
+    reader, data = load(data_config(*[caption(name, "1") for name in pictures]))
+    for name, sample in zip(pictures, data.train, strict=True):
+        kept = sample.pictures[0].kept.load()
+        shown = Image.open(tmp_path / name).convert("RGB")
+        wanted = reader._maker._processor(images=[shown], return_tensors="np")
+        assert (kept.patches() == wanted["pixel_values"]).all(), name
+        assert isinstance(reader._maker._processor, Qwen2VLImageProcessorPil)
+    # One pixel is enlarged to the smallest picture that the processor makes: 8 x 8 pixels, here one token.
+    assert data.train[-1].pictures[0].kept.tokens == 1
+
+
+def test_animated_thin_and_wide_pixelled_pictures_are_refused_by_name(load, data_config, tmp_path):
+    from PIL import Image
+
+    frames = [Image.new("RGB", (8, 8), (shade, 0, 0)) for shade in (0, 99, 200)]
+    for name in ("a.gif", "a.png", "a.webp"):
+        frames[0].save(tmp_path / name, save_all=True, append_images=frames[1:], duration=40)
+    paint(tmp_path / "thin.png", 9, (2010, 10))
+    Image.new("I;16", (8, 8), 40000).save(tmp_path / "deep.png")
+    for image, reason in (
+        *((name, f"{name} has 3 frames: give one still picture") for name in ("a.gif", "a.png", "a.webp")),
+        ("thin.png", r"thin.png \(\d+ bytes\) is damaged or unfit: .*aspect ratio"),
+        ("deep.png", "deep.png has pixels of mode I;16"),
+    ):
+        with pytest.raises(DataError, match=reason):
+            load(data_config(caption(image, "1")))
+
+
+def test_what_pillow_takes_for_a_bomb_is_refused_by_name(load, data_config, tmp_path, monkeypatch):
+    from PIL import Image
+
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    paint(tmp_path / "bomb.png", 9, (40, 40))
+    with pytest.raises(DataError, match=r"bomb.png \(\d+ bytes\) is too large to decode"):
+        load(data_config(caption("bomb.png", "1")))
 
 
 def test_pictures_and_their_places_must_be_as_many(load, data_config, tmp_path):
