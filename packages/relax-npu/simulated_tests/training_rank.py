@@ -122,8 +122,9 @@ def main(device: str, precision: str, axis: str, experts: int, folder: Path) -> 
     steps = []
     for _ in range(2):
         before = _waits(device)
-        steps.append(trainer.step(samples, objective).values)
+        step = trainer.step(samples, objective)
         waits.append(_waits(device) - before)
+        steps.append(step.values)
     result: dict = {"steps": steps, "waits": waits, "executed": _executed(device)}
     result["scores"] = trainer.score(samples)
     result["weights"] = {}

@@ -54,6 +54,10 @@ def balance_of(micro_batches, coefficient, place=TRUNK):
     return balance, torch.autograd.grad(loss, leaves)
 
 
+def read(balance):
+    return {name: float(value) for name, value in balance.metrics().items()}
+
+
 def test_loss_and_gradient_are_those_of_transformers():
     from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import load_balancing_loss_func
 
@@ -64,19 +68,19 @@ def test_loss_and_gradient_are_those_of_transformers():
     (wanted,) = torch.autograd.grad(0.3 * theirs, logits_TE)
     # transformers takes the experts' frequencies in float32.
     torch.testing.assert_close(gradient, wanted, rtol=1e-6, atol=1e-10)
-    assert balance.metrics()["balance_loss"] == pytest.approx(theirs.item(), rel=1e-6)
+    assert float(balance.metrics()["balance_loss"]) == pytest.approx(theirs.item(), rel=1e-6)
 
 
 def test_even_use_costs_one_and_one_expert_for_all_costs_as_many_as_there_are():
     even_TE = torch.zeros(6, EXPERTS, dtype=torch.float64)
     even_TE[torch.arange(6), torch.arange(6)] = even_TE[torch.arange(6), (torch.arange(6) + 1) % 6] = 1e-9
-    values = balance_of([((6,), 1, even_TE.requires_grad_())], 1.0)[0].metrics()
+    values = read(balance_of([((6,), 1, even_TE.requires_grad_())], 1.0)[0])
     assert values["balance_loss"] == pytest.approx(1)
     assert values["experts_load_max"] == values["experts_load_mean"] == 1
     assert values["experts_idle"] == 0
     same_TE = torch.full((5, EXPERTS), -50.0, dtype=torch.float64)
     same_TE[:, :TOP_K] = 0
-    values = balance_of([((5,), 1, same_TE.requires_grad_())], 1.0)[0].metrics()
+    values = read(balance_of([((5,), 1, same_TE.requires_grad_())], 1.0)[0])
     assert values["balance_loss"] == pytest.approx(EXPERTS / TOP_K)
     assert values["experts_load_max"] == EXPERTS / TOP_K
     assert values["experts_idle"] == pytest.approx(4 / 6)
@@ -111,7 +115,7 @@ def test_packing_padding_and_micro_batches_change_nothing(lengths, multiples, cu
         logits_TE = torch.cat([*samples[start:end], strange]).requires_grad_()
         micro_batches.append((own, multiple, logits_TE))
     split, gradients = balance_of(micro_batches, 0.7, place)
-    assert split.metrics() == pytest.approx(whole.metrics(), rel=1e-12)
+    assert read(split) == pytest.approx(read(whole), rel=1e-12)
     got_TE = torch.cat([g[: sum(own)] for g, (own, *_) in zip(gradients, micro_batches, strict=True)])
     torch.testing.assert_close(got_TE, expected_TE, rtol=1e-10, atol=1e-14)
     for gradient, (own, *_) in zip(gradients, micro_batches, strict=True):
@@ -154,7 +158,7 @@ def step_of_a_model(config, recompute, mtp=None):
     for loss in losses:
         loss.backward()
     gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None and p.grad.any()}
-    return balance.metrics(), gradients
+    return read(balance), gradients
 
 
 @pytest.mark.parametrize("recompute", ["selective", "full"])

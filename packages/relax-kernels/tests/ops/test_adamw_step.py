@@ -61,6 +61,9 @@ def test_what_does_not_fit_is_refused() -> None:
         rk.adamw_step(x, x, x, x, **OPTIONS, seed=-1)
     with pytest.raises(rk.InvalidInput, match="first must be a whole number of at least 0, given -1"):
         rk.adamw_step(x, x, x, x, **OPTIONS, first=-1)
+    for scale in (torch.ones(1), torch.tensor(1), torch.tensor(1.0, device="meta")):
+        with pytest.raises(rk.InvalidInput, match=r"grad_scale must be a number or .* of shape \(\) on cpu"):
+            rk.adamw_step(x, x, x, x, **OPTIONS, grad_scale=scale)
     with pytest.raises(rk.InvalidInput, match="must be contiguous"):
         rk.adamw_step(torch.zeros(8)[::2], x, x, x, **OPTIONS)
 
@@ -117,6 +120,42 @@ def test_a_nan_gradient_shows_in_weight_and_means(target: Target) -> None:
     run(target, weight, grad, mean, square, rest)
     for x in (weight, mean, square):
         assert x.isnan().tolist() == [False, False, True, False]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_scale_that_lies_on_the_device_gives_the_bits_of_the_number(target: Target, dtype) -> None:
+    numbers, tensors = shard(target), shard(target)
+    scale = torch.tensor(0.3, dtype=dtype, device=target.device)
+    for step in (1, 2):
+        run(target, *numbers, grad_scale=0.3, step=step)
+        run(target, *tensors, grad_scale=scale, step=step)
+    assert all(torch.equal(a, b) for a, b in zip(numbers, tensors, strict=True))
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_where_the_scale_on_the_device_is_nan_nothing_changes(target: Target, split: bool) -> None:
+    tensors = shard(target) if split else [x.float() for x in shard(target)[:4]]
+    run(target, *tensors)
+    before = [x.clone() for x in tensors]
+    tensors[1].fill_(torch.nan)
+    scale = torch.tensor(torch.nan, device=target.device)
+    run(target, *tensors, grad_scale=scale, step=2)
+    for number in (0, 2, 3, 4)[: len(tensors) - 1]:
+        assert torch.equal(tensors[number], before[number]), number
+
+
+def test_a_skipped_step_on_a_device_keeps_the_bits_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reference's way where it cannot look at the scale, which on the host it can."""
+    monkeypatch.setattr("relax_kernels.torch_backend.adam.on_host", lambda scale: False)
+    on = Target("torch", "cpu")
+    tensors = shard(on)
+    run(on, *tensors)
+    before = [x.clone() for x in tensors]
+    run(on, *tensors, grad_scale=torch.tensor(torch.nan), step=2)
+    assert all(torch.equal(a, b) for a, b in zip(tensors, before, strict=True))
+    run(on, *tensors, grad_scale=torch.tensor(0.3), step=2)
+    run(on, *before, grad_scale=0.3, step=2)
+    assert all(torch.equal(a, b) for a, b in zip(tensors, before, strict=True))
 
 
 @pytest.mark.parametrize("fraction", [0.1, 0.5, 0.77])

@@ -106,6 +106,14 @@ def calls() -> dict[str, tuple[tuple[torch.Tensor | None, ...], dict[str, Any]]]
             {"step": 3, "grad_scale": 0.5, "seed": 2**32 - 5, "first": 2**32 + 77, **OPTIONS},
         ),
         "adamw_steps": ((adam_shards(),), {"step": 3, "grad_scale": 0.5, **OPTIONS}),
+        "adamw_steps of a scale on the device": (
+            (adam_shards(),),
+            {"step": 3, "grad_scale": torch.tensor(0.5), **OPTIONS},
+        ),
+        "adamw_steps that are left out": (
+            (adam_shards(),),
+            {"step": 3, "grad_scale": torch.tensor(torch.nan), **OPTIONS},
+        ),
         "gated_delta_rule": (
             (*heads, g, beta),
             {**rule, "initial_state_NUKV": normal(4, 4, 32, 16, seed=6)},

@@ -69,6 +69,11 @@ CALLS: dict[str, tuple[Callable[[], tuple[Any, ...]], dict[str, Any], set[str]]]
         {"step": 3, "grad_scale": 0.5, "seed": 2**32 - 5, "first": 77, **OPTIONS},
         {"adamw_kernel"},
     ),
+    "adamw_step with its scale on the device": (
+        lambda: (*(leaf(T).detach() for _ in range(4)), torch.zeros(T, dtype=torch.int16)),
+        {"step": 3, "grad_scale": torch.tensor(0.5), "seed": 1, "first": 77, **OPTIONS},
+        {"adamw_kernel"},
+    ),
     "adamw_step in float32": (
         lambda: (*(leaf(T, dtype=torch.float32).detach() for _ in range(4)), None),
         {"step": 1, "grad_scale": 1.0, "seed": 0, "first": 0, **OPTIONS},

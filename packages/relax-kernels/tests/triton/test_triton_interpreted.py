@@ -10,6 +10,8 @@ import pytest
 OPERATORS = (
     "adamw_step",
     "adamw_steps",
+    "adamw_steps of a scale on the device",
+    "adamw_steps that are left out",
     "gated_delta_rule",
     "causal_conv1d",
     "rms_norm",

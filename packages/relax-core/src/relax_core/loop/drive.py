@@ -18,12 +18,34 @@ from relax_core.trainer.folders import list_checkpoints
 _log = logging.getLogger(__name__)
 
 
+class Measured(Protocol):
+    """Metrics of a step that the device may not have finished yet."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether `read` would not wait."""
+        ...
+
+    def read(self) -> Mapping[str, float]:
+        """Metrics by name."""
+        ...
+
+
 @dataclass(frozen=True)
 class StepResult:
-    """What a step gave: metrics by name, and lines of `samples.jsonl`."""
+    """What a step gave: metrics by name, or where they will come from, and lines of `samples.jsonl`."""
 
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, float] | Measured
     samples: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def ready(self) -> bool:
+        """Whether the metrics are there."""
+        return isinstance(self.metrics, Mapping) or self.metrics.ready
+
+    def read(self) -> Mapping[str, float]:
+        """The metrics, as soon as they are there."""
+        return self.metrics if isinstance(self.metrics, Mapping) else self.metrics.read()
 
 
 class Loop(Protocol):
@@ -56,7 +78,12 @@ def drive(
     *,
     resume_step: int,
 ) -> Literal["finished", "interrupted"]:
-    """Runs the steps after `resume_step` (0: from the start), then exports the model and sums up."""
+    """Runs the steps after `resume_step` (0: from the start), then exports the model and sums up.
+
+    A step whose numbers are still on the device is recorded once the next one has been queued behind it, so
+    that the device never waits for the host; at once where something else reads the device anyway: before an
+    evaluation, a checkpoint and the end. A step's time is that from the numbers before to its own.
+    """
     resume_collection()
     last = config.run.steps
     interruption.defer()
@@ -65,14 +92,25 @@ def drive(
     )
     if resume_step == 0 and config.eval.before:
         recorder.step(0, loop.evaluate(0))
+    late: StepResult | None = None
     for step in range(resume_step + 1, last + 1):
-        with profiled(step, config, directory):
-            result = loop.step(step)
-        evaluated = loop.evaluate(step) if _evaluates(config, step) else {}
-        recorder.step(step, {**result.metrics, **evaluated}, result.samples)
+        try:
+            with profiled(step, config, directory):
+                result = loop.step(step)
+        finally:
+            if late is not None:
+                recorder.step(step - 1, _read(late, recorder), late.samples)
+                late = None
+        evaluates, saves = _evaluates(config, step), _saves(config, step)
+        if not (result.ready or evaluates or saves or interruption.requested):
+            late = result
+            continue
+        metrics = _read(result, recorder)
+        evaluated = loop.evaluate(step) if evaluates else {}
+        recorder.step(step, {**metrics, **evaluated}, result.samples)
         # Asked once: a signal that comes while this step is saved ends the next one.
         ends = interruption.requested and step < last
-        if ends or _saves(config, step):
+        if ends or saves:
             with recorder.phase("checkpoint"):
                 recorder.sync()
                 session.policy.save(step, {**loop.state(), "settings": settings(config, directory)})
@@ -86,6 +124,14 @@ def drive(
             session.policy.export(directory.hf)
     recorder.finish()
     return "finished"
+
+
+def _read(result: StepResult, recorder: Recorder) -> Mapping[str, float]:
+    """A step's metrics; what the device still trains meanwhile is training."""
+    if result.ready:
+        return result.read()
+    with recorder.phase("train"):
+        return result.read()
 
 
 def settings(config: RelaxConfig, directory: RunDirectory) -> dict[str, Any]:

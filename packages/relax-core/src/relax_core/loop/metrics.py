@@ -6,6 +6,26 @@ from statistics import fmean
 from relax_core.trainer.step_metrics import StepMetrics
 
 
+class LateMetrics:
+    """`training_metrics` of optimizer steps that the device may not have finished.
+
+    Args:
+        steps: of one batch, in order.
+    """
+
+    def __init__(self, steps: Sequence[StepMetrics]) -> None:
+        self._steps = steps
+
+    @property
+    def ready(self) -> bool:
+        """Whether `read` would not wait."""
+        return all(step.ready for step in self._steps)
+
+    def read(self) -> dict[str, float]:
+        """Metrics by name."""
+        return training_metrics(self._steps)
+
+
 def training_metrics(steps: Sequence[StepMetrics]) -> dict[str, float]:
     """The metrics of a batch from those of its optimizer steps; names as in `relax_core.run.metrics`.
 

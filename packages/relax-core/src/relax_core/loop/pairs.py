@@ -12,7 +12,7 @@ from relax_core.data.pictures import open_reader
 from relax_core.loop.drive import StepResult
 from relax_core.loop.fit import refuse_unfit
 from relax_core.loop.learning import split_groups
-from relax_core.loop.metrics import training_metrics
+from relax_core.loop.metrics import LateMetrics
 from relax_core.loop.policy import Policy
 from relax_core.loop.preferences import PreferenceObjective, preferences
 from relax_core.loop.session import Session
@@ -43,7 +43,7 @@ class PairsLoop:
         with self._recorder.phase("train"):
             parts = split_groups(samples, self._config.trainer.optimizer_steps_per_batch)
             trained = [self._session.policy.step(part, objective) for part in parts]
-        return StepResult(training_metrics(trained))
+        return StepResult(LateMetrics(trained))
 
     def evaluate(self, step: int) -> dict[str, float]:
         """Loss and accuracy of held-out pairs."""

@@ -15,7 +15,7 @@ from relax_core.loop.batches import BatchesAhead
 from relax_core.loop.drive import StepResult
 from relax_core.loop.fit import refuse_unfit
 from relax_core.loop.learning import split_groups
-from relax_core.loop.metrics import training_metrics
+from relax_core.loop.metrics import LateMetrics
 from relax_core.loop.objectives import SftObjective
 from relax_core.loop.policy import Policy
 from relax_core.loop.session import Session
@@ -48,7 +48,7 @@ class SftLoop:
         with self._recorder.phase("train"):
             parts = split_groups(samples, self._config.trainer.optimizer_steps_per_batch)
             trained = [self._session.policy.step(part, objective) for part in parts]
-        return StepResult(training_metrics(trained))
+        return StepResult(LateMetrics(trained))
 
     def evaluate(self, step: int) -> dict[str, float]:
         """Mean negative log-likelihood of held-out target tokens, and its exponential."""

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from relax_kernels import upload
 
 from relax_core.model.config import Qwen35Config
 from relax_core.packing import PackedLayout
@@ -106,39 +107,46 @@ class LoadBalance:
         for place, count_E in zip(self.places, counts_LE, strict=True):
             self.frequency[place] = count_E / max(1.0, self.top_k * self.tokens[place[0]])
 
-    def metrics(self) -> dict[str, float]:
-        """What the step's passes measured, the same on every rank.
+    def metrics(self) -> dict[str, torch.Tensor]:
+        """What the step's passes measured, the same on every rank; float64 [] each, on the device.
 
         Returns:
             `experts_load_max`: rows of the busiest expert over the mean, largest over the layers;
             `experts_load_mean`: the same, averaged over the layers; `experts_idle`: share of experts without
             a token; `balance_loss`: mean of the layers' losses, with a coefficient above 0.
         """
-        counts_LE = self._gather("counts")
-        used_L = counts_LE.sum(1) > 0
-        if not bool(used_L.any()):
+        # A draft layer has nothing to do where no sample is long enough.
+        used = [row for row, place in enumerate(self.places) if self.tokens[place[0]]]
+        if not used:
             return {}
-        load_L = counts_LE[used_L].amax(1) / counts_LE[used_L].mean(1)
+        rows = None if len(used) == len(self.places) else upload(torch.tensor(used), self.device)
+
+        def of_used(table: torch.Tensor) -> torch.Tensor:
+            return table if rows is None else table[rows]
+
+        counts_LE = of_used(self._gather("counts"))
+        load_L = counts_LE.amax(1) / counts_LE.mean(1)
         values = {
-            "experts_load_max": float(load_L.max()),
-            "experts_load_mean": float(load_L.mean()),
-            "experts_idle": float((counts_LE[used_L] == 0).double().mean()),
+            "experts_load_max": load_L.max(),
+            "experts_load_mean": load_L.mean(),
+            "experts_idle": (counts_LE == 0).double().mean(),
         }
         if self.coefficient:
-            losses_L = self._gather("losses")
-            values["balance_loss"] = float(losses_L[used_L].mean())
+            values["balance_loss"] = of_used(self._gather("losses")).mean()
         return values
 
     def _gather(self, what: str) -> torch.Tensor:
-        """Sum over passes and ranks of a record, float64 [L, E] or [L] on the host."""
-        shape = (len(self.places), self.experts) if what == "counts" else (len(self.places),)
-        total = torch.zeros(shape, dtype=torch.float64, device=self.device)
-        row = {place: index for index, place in enumerate(self.places)}
+        """Sum over passes and ranks of a record, float64 [L, E] or [L]."""
+        shape = (self.experts,) if what == "counts" else ()
+        nothing = torch.zeros(shape, dtype=torch.float64, device=self.device)
+        total = torch.zeros((len(self.places), *shape), dtype=torch.float64, device=self.device)
         for one in self._passes:
-            for place, record in getattr(one, what).items():
-                total[row[place]] += record
+            records: dict[Place, torch.Tensor] = getattr(one, what)
+            if records:
+                rows = [records.get(place, nothing).double() for place in self.places]
+                total += torch.stack(rows)
         dist.all_reduce(total)
-        return total.cpu()
+        return total
 
 
 @dataclass

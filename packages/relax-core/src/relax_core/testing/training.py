@@ -139,7 +139,7 @@ class _Recording(Training):
 
     gradients: list[dict[str, Tensor]]
 
-    def step(self, grad_norm: float) -> float:
+    def step(self, grad_norm: Tensor) -> float:
         """As `Training.step`, after the gradients were gathered."""
         for chunk in self.chunks:
             _complete(chunk)

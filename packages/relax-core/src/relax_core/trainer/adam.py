@@ -33,7 +33,8 @@ class Adam(torch.optim.Optimizer):
     """AdamW; its state is there from the start.
 
     Attributes:
-        grad_scale: factor of all gradients in the next step; clipping sets it, at no cost.
+        grad_scale: factor of all gradients in the next step; clipping sets it, at no cost. A tensor that
+            holds NaN leaves the step out.
 
     Args:
         groups: parameter groups: "params", "lr", "weight_decay", "betas", "eps" and whatever their owner
@@ -49,7 +50,7 @@ class Adam(torch.optim.Optimizer):
         super().__init__([torch.zeros(0)], {})
         self.param_groups = [{**group, "step": group.get("step", 0)} for group in groups]
         self.places = places
-        self.grad_scale = 1.0
+        self.grad_scale: float | Tensor = 1.0
         self._known: dict[int, tuple[list[int], list[AdamShards]]] = {}
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -78,6 +79,11 @@ class Adam(torch.optim.Optimizer):
                     grad_scale=self.grad_scale,
                 )
         self.grad_scale = 1.0
+
+    def take_back(self) -> None:
+        """Counts one step less: one that was left out."""
+        for group in self.param_groups:
+            group["step"] -= 1
 
     def _shards(self, number: int) -> list[AdamShards]:
         """What one group updates, by dtype; put together again only if tensors lie elsewhere than before."""

@@ -54,27 +54,42 @@ class Training:
         """Completes gradients over ranks, where no schedule of Megatron's did."""
         finalize_model_grads(list(self.chunks))
 
-    def step(self, grad_norm: float) -> float:
-        """Applies the accumulated gradients. Returns the learning rate used.
+    def step(self, grad_norm: torch.Tensor) -> float:
+        """Applies the accumulated gradients, clipped; nothing is read from the device. Returns the learning
+        rate used.
+
+        A gradient that holds inf or NaN changes no weight and no state. Whoever reads the norm has to see it:
+        `refuse_non_finite`.
 
         Args:
             grad_norm: what `grad_norm` gave for them.
-
-        Raises:
-            NonFiniteGradientError: the norm is inf or NaN; neither weights nor schedule have moved.
         """
-        if not math.isfinite(grad_norm):
-            raise NonFiniteGradientError(
-                f"the gradient norm is {grad_norm}: the optimizer step was not taken, and the last "
-                "checkpoint is from before it. Look for samples or rewards that are not finite, or lower "
-                "trainer.lr"
-            )
         self.scheduler.step(increment=1)
-        limit = self.optimizer.config.clip_grad
+        scale = clip_factor(grad_norm, self.optimizer.config.clip_grad)
         for adam in self.adams:
-            adam.grad_scale = limit / grad_norm if 0 < limit < grad_norm else 1.0
+            adam.grad_scale = scale
         self.optimizer.step_with_ready_grads()
         return float(self.scheduler.get_lr({}))
+
+    def refuse_non_finite(self, grad_norm: float) -> None:
+        """Takes the count of a step back that was left out.
+
+        Args:
+            grad_norm: of the step, read.
+
+        Raises:
+            NonFiniteGradientError: the norm is inf or NaN.
+        """
+        if math.isfinite(grad_norm):
+            return
+        self.scheduler.step(increment=-1)
+        for adam in self.adams:
+            adam.take_back()
+        raise NonFiniteGradientError(
+            f"the gradient norm is {grad_norm}: the optimizer step was not taken, and the last "
+            "checkpoint is from before it. Look for samples or rewards that are not finite, or lower "
+            "trainer.lr"
+        )
 
     @property
     def adams(self) -> list[Adam]:
@@ -99,6 +114,20 @@ class Training:
             dist.all_reduce(square, group=one.get_grad_stats_parallel_group())
             squares.append(square)
         return torch.stack(squares).sum().sqrt()
+
+
+def clip_factor(norm: torch.Tensor, limit: float) -> torch.Tensor:
+    """What a gradient of this norm is multiplied by, float32 [] on the norm's device; NaN leaves the step
+    out.
+
+    Args:
+        norm: [].
+        limit: largest norm; 0 for none.
+    """
+    one = torch.ones_like(norm)
+    # A number over a tensor would be its reciprocal times the number, which rounds twice.
+    clipped = torch.where(norm > limit, norm.new_full((), limit) / norm, one) if limit > 0 else one
+    return torch.where(norm.isfinite(), clipped, torch.nan).float()
 
 
 def make_trainable(chunks: Sequence[Any], config: TrainerConfig, *, optimizer_steps: int) -> Training:

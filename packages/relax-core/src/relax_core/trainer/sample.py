@@ -160,7 +160,7 @@ class MicroBatch:
                 for name in samples[0].columns
             },
             drafts=tuple(row.draft(depth, device) for depth in range(draft_depths)),
-            sequence_S=layout.sample_ids_T[predicted_S].to(device),
+            sequence_S=upload(layout.sample_ids_T[predicted_S], device),
             predicted_S=predicted_S,
             row_places_T=(
                 upload(zigzag_order(layout.padded_total, context_size), device)

@@ -23,8 +23,9 @@ from relax_core.packing import plan_micro_batches
 from relax_core.trainer.config import TrainerConfig
 from relax_core.trainer.drafts import draft_denominators, draft_terms
 from relax_core.trainer.objective import Terms, TrainingObjective
-from relax_core.trainer.optimizer import Training, make_trainable
-from relax_core.trainer.ranks import Ranks, total_metrics
+from relax_core.trainer.optimizer import NonFiniteGradientError, Training, make_trainable
+from relax_core.trainer.ranks import Ranks, Totals
+from relax_core.trainer.readback import Readback
 from relax_core.trainer.sample import MicroBatch, Sample
 from relax_core.trainer.step_metrics import StepMetrics
 
@@ -113,8 +114,10 @@ class Trainer:
     def step(self, samples: Sequence[Sample], objective: TrainingObjective) -> StepMetrics:
         """One optimizer step on a mini-batch, in as many micro-batches as the token budget asks for.
 
-        Raises:
-            NonFiniteGradientError: the gradient holds inf or NaN; the weights are as before.
+        Nothing is read from the device (but what `objective.needs_scores` asks for, and the sizes of an
+        exchange of experts' rows): the host may prepare and queue the next step before it looks at the
+        `values` of this one. A gradient that is not finite changes no weight; the `values` of its step raise
+        NonFiniteGradientError.
         """
         if objective.needs_scores:
             scores = self.score(samples, temperature=objective.temperature)
@@ -144,13 +147,17 @@ class Trainer:
         if self.mtp.only:
             self.training.reduce()
         norm = self.training.grad_norm()
-        # Read before the weights move: the host need not wait for that, and begins the next step meanwhile.
-        values = total_metrics(reports, self.ranks) | (balance.metrics() if balance else {})
-        grad_norm = float(norm)
-        lr = self.training.step(grad_norm)
+        # Copied before the weights move: the numbers are there while the device still updates them.
+        arriving = _StepValues(
+            Totals(reports, self.ranks, self.device),
+            balance.metrics() if balance else {},
+            norm,
+            self.training,
+        )
+        arriving.lr = self.training.step(norm)
         lengths = [len(s.tokens_L) for s in samples]
         return StepMetrics(
-            {**values, "grad_norm": grad_norm, "lr": lr},
+            arriving,
             tokens=sum(lengths),
             flops=6 * sum(map(sample_cost(self.chunks[-1].model_config), lengths)),
         )
@@ -286,6 +293,41 @@ class Trainer:
         maxima = {f"{name}_max": value.detach() for name, value in terms.maxima.items()}
         # The count only feeds Megatron's own division, which is off.
         return loss, loss.new_zeros((), dtype=torch.int), {"loss": loss.detach(), **shares, **maxima}
+
+
+class _StepValues:
+    """What a step measured, on its way to the host.
+
+    Attributes:
+        lr: the learning rate, known on the host.
+    """
+
+    lr: float
+
+    def __init__(
+        self, totals: Totals, balance: Mapping[str, Tensor], norm: Tensor, training: Training
+    ) -> None:
+        self._totals = totals
+        self._names = [*balance, "grad_norm"]
+        self._training = training
+        self._arriving = Readback(totals.tensor, torch.stack([*balance.values(), norm]))
+        self._refusal: NonFiniteGradientError | None = None
+
+    @property
+    def ready(self) -> bool:
+        return self._arriving.ready
+
+    def read(self) -> dict[str, float]:
+        totals, rest = self._arriving.read()
+        values = self._totals.read(totals) | dict(zip(self._names, rest.tolist(), strict=True))
+        if self._refusal is None:
+            try:
+                self._training.refuse_non_finite(values["grad_norm"])
+            except NonFiniteGradientError as refusal:
+                self._refusal = refusal
+        if self._refusal is not None:
+            raise self._refusal
+        return {**values, "lr": self.lr}
 
 
 def _check_drafts(model: Qwen35Model, mtp: MtpConfig, config: TrainerConfig) -> None:

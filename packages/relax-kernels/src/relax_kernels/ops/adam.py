@@ -28,7 +28,7 @@ def adamw_step(
     beta2: float,
     eps: float,
     weight_decay: float,
-    grad_scale: float = 1.0,
+    grad_scale: float | torch.Tensor = 1.0,
     seed: int = 0,
     first: int = 0,
     backend: str | None = None,
@@ -62,7 +62,9 @@ def adamw_step(
         beta2: decay of the squares.
         eps: added to the root.
         weight_decay: decoupled.
-        grad_scale: factor of the gradient, for clipping.
+        grad_scale: factor of the gradient, for clipping; a number, or a float32 or float64 tensor [] on the
+            weight's device, which the host need not wait for. Where the tensor is NaN nothing changes: so a
+            step is left out without asking the device.
         seed: of the random rounding, in [0, 2^32); give every weight tensor another one.
         first: place of the first element in the tensor of which this is a shard.
         backend: name of the backend to use; None lets the registry choose.
@@ -101,7 +103,7 @@ def adamw_step_call(
     beta2: float,
     eps: float,
     weight_decay: float,
-    grad_scale: float = 1.0,
+    grad_scale: float | torch.Tensor = 1.0,
     seed: int = 0,
     first: int = 0,
 ) -> Call:
@@ -117,7 +119,7 @@ def adamw_step_call(
         "grad_scale": grad_scale,
     }
     tensors = check_shard(check, AdamShard(weight_N, grad_N, mean_N, square_N, rest_N, seed, first))
-    _check_numbers(check, **options)
+    _check_numbers(check, weight_N.device, **options)
     with torch.no_grad():
         return check.call(tensors, {**options, "seed": seed, "first": first})
 
@@ -131,7 +133,7 @@ def adamw_steps(
     beta2: float,
     eps: float,
     weight_decay: float,
-    grad_scale: float = 1.0,
+    grad_scale: float | torch.Tensor = 1.0,
     backend: str | None = None,
 ) -> None:
     """`adamw_step` on many tensors, bit for bit, without a kernel launch or a check for each of them.
@@ -144,7 +146,7 @@ def adamw_steps(
         beta2: decay of the squares.
         eps: added to the root.
         weight_decay: decoupled.
-        grad_scale: factor of the gradient, for clipping.
+        grad_scale: factor of the gradient, as in `adamw_step`.
         backend: name of the backend to use; None lets the registry choose.
 
     Raises:
@@ -174,7 +176,7 @@ def adamw_steps_call(
     beta2: float,
     eps: float,
     weight_decay: float,
-    grad_scale: float = 1.0,
+    grad_scale: float | torch.Tensor = 1.0,
 ) -> Call:
     """Check the inputs of `adamw_steps` and describe the call."""
     check = Checker("adamw_steps")
@@ -192,7 +194,7 @@ def adamw_steps_call(
         "weight_decay": weight_decay,
         "grad_scale": grad_scale,
     }
-    _check_numbers(check, **options)
+    _check_numbers(check, shards.shards[0].weight_N.device, **options)
     check.bind("N", shards.elements, "shards")
     with torch.no_grad():
         return check.call([shards.shards[0].weight_N], options)
@@ -200,6 +202,7 @@ def adamw_steps_call(
 
 def _check_numbers(
     check: Checker,
+    device: torch.device,
     *,
     step: int,
     lr: float,
@@ -207,12 +210,21 @@ def _check_numbers(
     beta2: float,
     eps: float,
     weight_decay: float,
-    grad_scale: float,
+    grad_scale: float | torch.Tensor,
 ) -> None:
     check.whole("step", step, 1)
     for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
         check.not_negative(name, value)
-    check.number("grad_scale", grad_scale)
+    if isinstance(grad_scale, torch.Tensor):
+        check.require(
+            grad_scale.dim() == 0
+            and grad_scale.dtype in (torch.float32, torch.float64)
+            and grad_scale.device == device,
+            f"grad_scale must be a number or a float32 or float64 tensor of shape () on {device}, given "
+            f"{grad_scale.dtype} of shape {tuple(grad_scale.shape)} on {grad_scale.device}",
+        )
+    else:
+        check.number("grad_scale", grad_scale)
     for name, beta in (("beta1", beta1), ("beta2", beta2)):
         check.number(name, beta)
         check.require(0 <= beta < 1, f"{name} must be in [0, 1), given {beta}")

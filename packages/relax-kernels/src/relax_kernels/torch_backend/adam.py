@@ -5,6 +5,7 @@ N elements.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -32,11 +33,19 @@ def adamw_step(
     beta2: float,
     eps: float,
     weight_decay: float,
-    grad_scale: float,
+    grad_scale: float | torch.Tensor,
     seed: int,
     first: int,
 ) -> None:
     """See `relax_kernels.adamw_step`."""
+    taken = None
+    if isinstance(grad_scale, torch.Tensor):
+        if on_host(grad_scale):
+            grad_scale = float(grad_scale.numpy())
+            if math.isnan(grad_scale):
+                return
+        else:
+            taken = ~grad_scale.isnan()
     rate, root_scale = lr / (1 - beta1**step), (1 - beta2**step) ** -0.5
     start = noise_start(seed, step, first)
     for begin in range(0, weight_N.numel(), SLICE):
@@ -45,14 +54,23 @@ def adamw_step(
         g_N = grad_N[part].to(exact_N.dtype) * grad_scale
         m_N = mean_N[part].to(exact_N.dtype) * beta1 + g_N * (1 - beta1)
         v_N = square_N[part].to(exact_N.dtype) * beta2 + g_N.square() * (1 - beta2)
+        if taken is not None:
+            m_N = torch.where(taken, m_N, mean_N[part].to(m_N.dtype))
+            v_N = torch.where(taken, v_N, square_N[part].to(v_N.dtype))
         _store(mean_N[part], m_N, square_N[part], v_N, start + begin)
         # One sum, since 1 - lr weight_decay may lie nearer to 1 than float32 can tell.
         change_N = v_N.sqrt_().mul_(root_scale).add_(eps).reciprocal_().mul_(m_N).mul_(rate)
-        exact_N.sub_(change_N.add_(exact_N, alpha=lr * weight_decay))
+        change_N.add_(exact_N, alpha=lr * weight_decay)
+        exact_N.sub_(change_N if taken is None else torch.where(taken, change_N, 0.0))
         if rest_N is not None:
             upper_N, lower_N = split_float32(exact_N)
             weight_N[part].copy_(upper_N)
             rest_N[part].copy_(lower_N)
+
+
+def on_host(scale: torch.Tensor) -> bool:
+    """Tell whether a number can be looked at without waiting for a device."""
+    return scale.device.type == "cpu"
 
 
 def adamw_steps(shards: AdamShards, **options: Any) -> None:

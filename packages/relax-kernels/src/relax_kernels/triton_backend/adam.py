@@ -45,6 +45,7 @@ def adamw_kernel(
     GRAD: tl.constexpr,
     STATE: tl.constexpr,
     ALIGNED: tl.constexpr,
+    SCALE_ON_DEVICE: tl.constexpr,
     B: tl.constexpr,
     TILES: tl.constexpr,
 ) -> None:
@@ -52,7 +53,7 @@ def adamw_kernel(
 
     share = 1 - beta, decay = lr weight_decay, rate = lr / (1 - beta1^step), root_scale =
     (1 - beta2^step)^(-1/2). A bfloat16 weight has its lower 16 bits in `rest`. ALIGNED: every address is a
-    multiple of 16.
+    multiple of 16. SCALE_ON_DEVICE: grad_scale is an address; where it holds NaN nothing changes.
     """
     SPLIT: tl.constexpr = tl.bfloat16 == WEIGHT
     ROUNDED: tl.constexpr = tl.bfloat16 == STATE
@@ -70,6 +71,9 @@ def adamw_kernel(
         mean = tl.multiple_of(mean, 16)
         square = tl.multiple_of(square, 16)
     size = tl.load(row + 5)
+    if SCALE_ON_DEVICE:
+        grad_scale = tl.load(grad_scale).to(tl.float32)
+        size = tl.where(grad_scale == grad_scale, size, 0)
     noise = tl.load(row + 6)
     start = hash_bits((noise + step).to(tl.uint32)) + (noise >> 32).to(tl.uint32)
     begin = (program - tl.load(row + 7)) * (TILES * B)
@@ -183,7 +187,7 @@ def adamw_steps(
     beta2: float,
     eps: float,
     weight_decay: float,
-    grad_scale: float,
+    grad_scale: float | torch.Tensor,
 ) -> None:
     """See `relax_kernels.adamw_steps`."""
     table, owner, aligned = shards.table("triton", lambda: _tables(shards))
@@ -208,6 +212,7 @@ def adamw_steps(
             GRAD=_TYPES[one.grad_N.dtype],
             STATE=_TYPES[one.mean_N.dtype],
             ALIGNED=aligned,
+            SCALE_ON_DEVICE=isinstance(grad_scale, torch.Tensor),
             B=TILE,
             TILES=TILES,
             num_warps=4,

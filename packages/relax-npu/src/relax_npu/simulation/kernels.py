@@ -133,6 +133,8 @@ def _empty_strided(
 
 
 def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    if target.device.type == "cpu" and not non_blocking:
+        executed["npu.synchronize"] += 1
     on_host(target).copy_(on_host(source))
     return target
 
@@ -149,7 +151,11 @@ def _to_copy(
 ) -> torch.Tensor:
     """torch's own would ask the device for pinned memory of the host where the copy may go on meanwhile."""
     made = torch.ops.aten._to_copy(to_host(tensor), dtype=dtype, memory_format=memory_format)
-    copied: torch.Tensor = to_npu(made) if device is None or device.type == "npu" else made
+    if device is None or device.type == "npu":
+        return to_npu(made)
+    if tensor.device.type == "npu" and not non_blocking:
+        executed["npu.synchronize"] += 1
+    copied: torch.Tensor = made
     return copied
 
 
