@@ -24,7 +24,7 @@ import torch.multiprocessing as mp
 from models import Trainer, dtype_of, engine_models
 from relax_rollout.digest import tensor_digests
 from relax_rollout.weights.broadcast import BroadcastGroup, BroadcastSender, BroadcastSource
-from relax_rollout.weights.bucket import Entry, pack, plan
+from relax_rollout.weights.bucket import Bucket, Entry, bucket_bytes, pack, plan
 from relax_rollout.weights.files import BucketFiles, FileSource
 from relax_rollout.weights.ipc import IpcReceiver, IpcSender
 from relax_rollout.weights.receiver import Receiver
@@ -88,12 +88,14 @@ def engine(place: Place, pipe: Connection) -> None:
             receiver.begin(*fields)
         elif call == "receive":
             update, bucket, plan_id, entries, where = fields
-            entries = plans.setdefault(plan_id, entries)
+            entries = plans.setdefault(plan_id, tuple(entries or ()))
             if group is not None:
                 source: Any = BroadcastSource(group)
             else:
                 source = FileSource(where) if place.path == "files" else opened.source(where)
-            receiver.receive(update, bucket, entries, source)
+            # What is not by broadcast may be read again.
+            told = Bucket(entries, bucket_bytes(entries), file=None if group is not None else str(where))
+            receiver.receive(update, bucket, told, source)
         else:
             start = time.perf_counter()
             result = receiver.commit(*fields)

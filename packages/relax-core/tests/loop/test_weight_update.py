@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 from relax_bridge import Checkpoint
-from relax_core.loop.weights import WeightMismatchError, update_engine
-from relax_rollout import create_engine
+from relax_core.loop.weights import WeightMismatchError, retried, update_engine
+from relax_rollout import TransferError, create_engine
 from relax_rollout.engines.transformers.weights import WeightUpdate
 
 
@@ -56,3 +56,39 @@ def test_a_weight_that_the_engine_did_not_announce_is_a_mismatch(small_model, se
     )
     with pytest.raises(WeightMismatchError, match=r"lm_head.weight$"):
         update(small_model, "float32", sent, bucket_bytes=2**20)
+
+
+class Losing:
+    """An engine that loses the first tensor of its first updates on the way."""
+
+    def __init__(self, times):
+        self.times, self.began = times, 0
+
+    async def begin_update(self, version, kept):
+        self.began += 1
+        return {}
+
+    async def load(self, bucket):
+        if self.began <= self.times:
+            raise TransferError("lost")
+
+    async def end_update(self):
+        return {}
+
+
+def test_tensors_lost_on_their_way_are_sent_again_and_every_rank_comes_to_the_end_of_them(sent):
+    gathered = []
+
+    def tensors():
+        for name, tensor in sent.items():
+            yield name, tensor
+            gathered.append(name)
+
+    async def go(engine):
+        return await retried(lambda: update_engine(engine, tensors(), 1, bucket_bytes=1), 1)
+
+    assert asyncio.run(go(Losing(2))) == 0
+    # The other ranks of a model took part in all three.
+    assert gathered == 3 * list(sent)
+    with pytest.raises(TransferError):
+        asyncio.run(go(Losing(3)))

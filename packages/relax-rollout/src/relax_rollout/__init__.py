@@ -3,7 +3,16 @@
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from relax_rollout.engine import EngineError, EngineStateError, Health, RolloutEngine, WeightUpdateError
+from relax_rollout.engine import (
+    EngineError,
+    EngineStateError,
+    Health,
+    PackedLoading,
+    RolloutEngine,
+    TransferError,
+    WeightsLostError,
+    WeightUpdateError,
+)
 from relax_rollout.registry import available_engines, create_engine
 from relax_rollout.requests import (
     SEED_LIMIT,
@@ -31,11 +40,14 @@ __all__ = [
     "FinishReason",
     "Health",
     "InvalidRequestError",
+    "PackedLoading",
     "PauseMode",
     "Request",
     "RolloutEngine",
     "SamplingParams",
+    "TransferError",
     "WeightUpdateError",
+    "WeightsLostError",
     "available_engines",
     "create_engine",
     "derive_seed",

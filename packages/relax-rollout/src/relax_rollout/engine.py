@@ -9,13 +9,24 @@ from relax_rollout.requests import Completion, PauseMode, Request
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from relax_rollout.weights.broadcast import Meeting
+    from relax_rollout.weights.bucket import Bucket
+
 
 class EngineStateError(RuntimeError):
     """A call that the engine's present state does not allow (closed, released, no update open)."""
 
 
+class WeightsLostError(EngineStateError):
+    """The servers came back without the weights of the last update; give them those once more."""
+
+
 class EngineError(RuntimeError):
     """Sampling failed inside the engine; the affected requests raise it and the engine goes on."""
+
+
+class TransferError(EngineError):
+    """Weights were lost or damaged on their way: the old version serves; send the update again."""
 
 
 class WeightUpdateError(ValueError):
@@ -162,4 +173,46 @@ class RolloutEngine(Protocol):
 
     async def close(self) -> None:
         """End the engine; requests in flight raise EngineStateError. A second call does nothing."""
+        ...
+
+
+@runtime_checkable
+class PackedLoading(Protocol):
+    """What an engine does too whose processes open buckets themselves: the bytes do not pass through it."""
+
+    @property
+    def receivers(self) -> int:
+        """Processes that take part in a broadcast."""
+        ...
+
+    async def sees(self, handles: Sequence[str]) -> bool:
+        """Whether every process can open its sender's memory; see :mod:`relax_rollout.weights.probe`.
+
+        Args:
+            handles: one for all processes, or one for each tensor-parallel rank of a server.
+        """
+        ...
+
+    async def connect(self, meeting: "Meeting", first_rank: int) -> None:
+        """Take part in a group for broadcasts.
+
+        Args:
+            meeting: where it comes together.
+            first_rank: of this engine's processes in it; they follow one another.
+
+        Raises:
+            TransferError: it did not come together in time.
+        """
+        ...
+
+    async def load_packed(self, parts: "Sequence[Bucket]") -> None:
+        """:meth:`RolloutEngine.load` of tensors that lie in a bucket.
+
+        Args:
+            parts: one bucket for all processes, or one for each tensor-parallel rank of a server.
+
+        Raises:
+            WeightUpdateError: see :meth:`RolloutEngine.load`.
+            TransferError: the bytes did not arrive as they were sent.
+        """
         ...

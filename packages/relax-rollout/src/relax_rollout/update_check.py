@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from relax_rollout.digest import tensor_digest
 from relax_rollout.engine import WeightUpdateError
 
 UNUSED_PREFIX = "mtp."
@@ -95,8 +96,11 @@ class UpdateCheck:
         longer = TEXT_PREFIX + given.removeprefix("model.")
         return longer if given.startswith("model.") and longer in self._served else given
 
-    def check_complete(self, staged: Mapping[str, Tensor]) -> None:
+    def check_complete(self, staged: Mapping[str, Tensor | str]) -> None:
         """Every weight came, under one of its names, and tied names agree.
+
+        Args:
+            staged: what came by name: tensors, or the digests of those that did not pass through here.
 
         Raises:
             WeightUpdateError: otherwise.
@@ -110,7 +114,7 @@ class UpdateCheck:
             if not given and not self.kept.keys() & set(names):
                 missing.append(" or ".join(names))
             for other in given[1:]:
-                if not torch.equal(staged[given[0]], staged[other]):
+                if not _equal(staged[given[0]], staged[other]):
                     raise WeightUpdateError(
                         f"{given[0]} and {other} are tied in this model but differ in the update"
                     )
@@ -119,3 +123,10 @@ class UpdateCheck:
                 f"the update to version {self.version} lacks {len(missing)} of the model's weights, for "
                 f"example {', '.join(missing[:5])}"
             )
+
+
+def _equal(one: Tensor | str, other: Tensor | str) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one, other)
+    digests = (tensor_digest(each) if isinstance(each, Tensor) else each for each in (one, other))
+    return next(digests) == next(digests)

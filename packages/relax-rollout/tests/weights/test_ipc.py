@@ -1,5 +1,9 @@
 """Buckets in device memory. Without a device, a table of addresses stands for what the driver shares."""
 
+import json
+import subprocess
+import sys
+
 import pytest
 import torch
 from relax_rollout.weights import ipc
@@ -58,9 +62,42 @@ def test_buffers_are_written_anew_only_after_the_update_and_opened_once(driver):
     assert sender.buckets({"z": torch.ones(400)}, {})[0][1] not in (first[0][0][1], first[1][0][1])
 
 
-def test_memory_of_a_host_has_no_handle():
-    with pytest.raises(ValueError, match="shared by files"):
+def test_memory_of_this_process_alone_has_no_handle():
+    with pytest.raises(ValueError, match="one process's own"):
         ipc.handle_of(torch.ones(3))
+
+
+OPEN = """
+import sys, torch
+from relax_rollout.weights.ipc import open_handle
+tensor = open_handle(sys.argv[1], torch.device("cpu"))
+print(int(tensor[:3].sum()))
+tensor[0] = 90
+"""
+
+
+def test_memory_of_the_host_opens_in_another_process_and_goes_with_its_sender():
+    sender = IpcSender()
+    ((entries, handle),) = sender.buckets({"x": torch.tensor([5, 6, 7], dtype=torch.uint8)}, {})
+    command = [sys.executable, "-c", OPEN, handle]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "18\n"
+    here = IpcReceiver().open(handle, torch.device("cpu"))
+    assert views(entries, here)[0].tolist() == [90, 6, 7]
+    sender.close()
+    assert here[0] == 90
+    with pytest.raises(ValueError, match="cannot be opened"):
+        IpcReceiver().open(handle, torch.device("cpu"))
+
+
+def test_a_file_that_took_the_place_of_the_memory_is_not_opened(tmp_path):
+    other = tmp_path / "other"
+    other.write_bytes(b"secret")
+    (tmp_path / "link").symlink_to(other)
+    handle = json.dumps({"rebuild": "host memory", "path": str(tmp_path / "link"), "size": 6})
+    with pytest.raises(OSError, match="not the sender's memory any more"):
+        ipc.open_handle(handle, torch.device("cpu"))
+    with pytest.raises(ValueError, match="no memory of cuda"):
+        ipc.open_handle(handle, torch.device("cuda", 0))
 
 
 def test_a_handle_names_the_function_that_opens_it():

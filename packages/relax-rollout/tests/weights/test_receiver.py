@@ -3,7 +3,7 @@
 import pytest
 import torch
 from relax_rollout import tensor_digest
-from relax_rollout.weights.bucket import Entry, pack, plan
+from relax_rollout.weights.bucket import Bucket, Entry, pack, plan
 from relax_rollout.weights.files import BucketFiles, FileSource
 from relax_rollout.weights.receiver import Receiver, UpdateRefusedError
 from torch import nn
@@ -97,7 +97,8 @@ def send(receiver, files, sent, update="u", bucket=0, spoil=None):
     pack(sent, entries, buffer)
     if spoil is not None:
         buffer[spoil] ^= 1
-    return entries, receiver.receive(update, bucket, entries, FileSource(path))
+    told = Bucket(tuple(entries), nbytes, file=path)
+    return entries, receiver.receive(update, bucket, told, FileSource(path))
 
 
 def test_what_the_loader_does_is_found_without_changing_the_model(receiver, target):
@@ -161,7 +162,7 @@ def test_new_values_in_the_same_memory_are_loaded_anew(target):
         if version == 3:
             target.norm.data = torch.zeros(6)  # the model keeps it elsewhere from here on
         receiver.begin(str(version), version)
-        receiver.receive(str(version), 0, entries, memory)
+        receiver.receive(str(version), 0, Bucket(tuple(entries), nbytes, handle="memory"), memory)
         digests = receiver.commit(str(version), 1)["digests"]
         assert digests == {n: tensor_digest(t.bfloat16() if n in "qk" else t) for n, t in sent.items()}
         assert torch.equal(target.norm, sent["norm"])

@@ -54,6 +54,18 @@ class RolloutConfig(Section):
         ge=0,
         le=16,
     )
+    update_path: Literal["auto", "ipc", "broadcast", "disk"] = setting(
+        "auto",
+        "How weights come to the engines. ipc: through memory that both share, a device's or a host's. "
+        "broadcast: by a collective across devices and hosts. disk: by files in update_folder. auto: the "
+        "first of ipc and broadcast that works; the log and --plan say which, and why.",
+    )
+    update_folder: str | None = setting(
+        None,
+        "Folder of update_path disk, on a file system that trainer and engines see under this name; null "
+        "is one in run.dir.",
+        min_length=1,
+    )
     dynamic_sampling: bool = setting(
         False, "Drops groups whose rewards are all equal and samples new prompts in their place (DAPO)."
     )
@@ -134,6 +146,15 @@ class RolloutConfig(Section):
             raise ValueError(
                 f"{', '.join(unused)} cannot be used by the engine transformers: set engine to sglang, or "
                 "leave out what belongs to it"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _only_disk_has_a_folder(self) -> Self:
+        if self.update_folder is not None and self.update_path != "disk":
+            raise ValueError(
+                f"update_folder is {self.update_folder!r} and update_path {self.update_path}: weights go by "
+                "files only with update_path disk; set it, or update_folder to null"
             )
         return self
 

@@ -19,6 +19,7 @@ from relax_core.loop.local import LocalPolicy, open_policy
 from relax_core.loop.policy import Scored, Trained
 from relax_core.loop.rollout import open_local_rollout
 from relax_core.loop.session import Session
+from relax_core.loop.weights import retried
 from relax_core.trainer.objective import TrainingObjective
 from relax_core.trainer.sample import Sample
 from relax_core.trainer.step_metrics import StepMetrics
@@ -72,8 +73,12 @@ class LaunchedPolicy:
 
     async def update(self, engine: RolloutEngine, version: int) -> int:
         """See `Policy`; the engine is the first rank's."""
-        self._calls.tell("update")
-        return await self._policy.update(engine, version)
+
+        async def once() -> int:
+            self._calls.tell("update")
+            return await self._policy.update_once(engine, version)
+
+        return await retried(once, version)
 
     def export(self, directory: Path) -> None:
         """See `Policy`."""

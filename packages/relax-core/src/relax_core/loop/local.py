@@ -20,7 +20,7 @@ from relax_core.loop.adapter_export import adapter_tensors, write_adapter
 from relax_core.loop.checkpoints import open_checkpoint
 from relax_core.loop.kept import KeptWeights
 from relax_core.loop.policy import Scored, Trained
-from relax_core.loop.weights import update_engine
+from relax_core.loop.weights import retried, update_engine
 from relax_core.model import MtpConfig, Qwen35Config, Qwen35Model
 from relax_core.model.build import build_chunks, freeze_tower
 from relax_core.model.critic import copy_trunk
@@ -81,6 +81,7 @@ class LocalPolicy:
         self.critic = critic
         self._source = source
         self._placement = Placement(weights, lora)
+        self._lent = False
 
     def score(
         self, samples: Sequence[Sample], *, temperature: float = 1.0, of: Scored = "policy"
@@ -113,12 +114,32 @@ class LocalPolicy:
 
     async def update(self, engine: RolloutEngine, version: int) -> int:
         """See `Policy`."""
+        self._lend(engine)
+        return await retried(lambda: self.update_once(engine, version), version)
+
+    async def update_once(self, engine: RolloutEngine, version: int) -> int:
+        """`update` in one attempt, in which all ranks take part to its end.
+
+        Raises:
+            TransferError: tensors were lost on their way.
+        """
         return await update_engine(engine, self.changing_tensors(), version, kept=self.kept)
 
     def changing_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """The policy's weights in Hugging Face names, but those that engines keep."""
         kept = frozenset(self.kept.names)
         return ((name, tensor) for name, tensor in self.export_tensors() if name not in kept)
+
+    def _lend(self, engine: RolloutEngine) -> None:
+        """Lets an engine on this device read the weights where they are."""
+        lend = getattr(engine, "lend", None)
+        if lend is not None and self.world.torch_device.type != "cpu" and not self._lent:
+            lend(self.own_memory())
+            self._lent = True
+
+    def own_memory(self) -> list[Tensor]:
+        """The parameters of this rank, which stay where they are."""
+        return [p.detach() for chunk in self.trainer.chunks for p in chunk.parameters()]
 
     def export_tensors(self, like: Checkpoint | None = None) -> Iterator[tuple[str, Tensor]]:
         """The policy's weights in Hugging Face names, in the trainer's precision or in `like`'s dtypes."""

@@ -14,6 +14,7 @@ from relax_rollout.rewards.runner import Pool, RewardLimits
 from relax_core.config.root import RelaxConfig
 from relax_core.loop.environments.protocol import EnvironmentFactory, load_environment
 from relax_core.loop.environments.tools import Tools
+from relax_core.loop.update_path import TRANSPORTS, update_folder
 
 T = TypeVar("T")
 
@@ -93,7 +94,12 @@ def engine_options(config: RelaxConfig, model: Path, device: str) -> dict[str, A
             "tensor_parallel": config.sglang.tensor,
             "max_tokens": config.sglang.max_tokens,
             "arguments": config.sglang.command_line,
+            "transport": TRANSPORTS[rollout.update_path],
         }
+        if rollout.update_path == "disk":
+            folder = update_folder(config)
+            folder.mkdir(parents=True, exist_ok=True)
+            options["folder"] = folder
     return options
 
 

@@ -1,10 +1,10 @@
 """Carries the trainer's weights to the engine as one transaction, and proves that they arrived."""
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 
 import torch
-from relax_rollout import RolloutEngine, tensor_digest
+from relax_rollout import RolloutEngine, TransferError, tensor_digest
 from torch import Tensor
 
 from relax_core.loop.kept import KeptWeights
@@ -13,6 +13,8 @@ from relax_core.run.trace import span
 _log = logging.getLogger(__name__)
 
 BUCKET_BYTES = 512 * 2**20
+ATTEMPTS = 3
+"""Of an update whose tensors are lost on their way."""
 
 
 class WeightMismatchError(RuntimeError):
@@ -46,7 +48,39 @@ async def update_engine(
     Raises:
         WeightMismatchError: a digest differs.
         WeightUpdateError: the engine refused a tensor; the old version keeps serving.
+        TransferError: tensors were lost on their way; `tensors` has come to its end all the same, as other
+            ranks may take part in it.
     """
+    stream = iter(tensors)
+    try:
+        return await _update(engine, stream, version, kept, bucket_bytes)
+    except TransferError:
+        for _ in stream:
+            pass
+        raise
+
+
+async def retried(update: Callable[[], Awaitable[int]], version: int, attempts: int = ATTEMPTS) -> int:
+    """What `update` returns, made again where tensors were lost on their way.
+
+    Raises:
+        TransferError: that happened in every attempt.
+    """
+    for attempt in range(1, attempts):
+        try:
+            return await update()
+        except TransferError as error:
+            _log.warning("update to version %d, attempt %d of %d: %s", version, attempt, attempts, error)
+    return await update()
+
+
+async def _update(
+    engine: RolloutEngine,
+    tensors: Iterator[tuple[str, Tensor]],
+    version: int,
+    kept: KeptWeights | None,
+    bucket_bytes: int,
+) -> int:
     row = "weight update"
     with span("begin", row, version=version):
         dtypes = await engine.begin_update(version, kept.names if kept else ())

@@ -6,6 +6,7 @@ from typing import Any
 
 from relax_core.config.root import RelaxConfig
 from relax_core.config.rules.shapes import shape_problems
+from relax_core.loop.update_path import expected_path
 from relax_core.model.config import Qwen35Config
 from relax_core.plan.devices import DEFAULTS, DeviceSpec, device_spec
 from relax_core.plan.devices_used import devices_used, memory_problems
@@ -160,6 +161,8 @@ def _notes(
         notes.append(
             f"assumed: on {device.name} operators reach the shares of its rates that were measured on an H200"
         )
+    if workload.sequences:
+        notes.append(expected_path(config))
     notes.append("not reckoned: rewards, evaluation, checkpoints, reading data")
     talk = rollout.speculation if rollout else None
     if talk is not None:

@@ -5,6 +5,7 @@ The group is one of its own: it needs no default process group and is given up a
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -15,6 +16,37 @@ from torch import Tensor
 from relax_rollout.weights.bucket import Entry, bucket_bytes, pack
 
 dist: Any = torch.distributed
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where the processes of a group come together.
+
+    Args:
+        host, port: of the sender's store.
+        size: number of processes, the sender among them.
+        backend: "gloo", "nccl" or "hccl".
+        wait_s: seconds after which a broadcast that others do not join fails.
+        name: of the group; a group made anew has another one.
+    """
+
+    host: str
+    port: int
+    size: int
+    backend: str
+    wait_s: float
+    name: str
+
+    def join(self, rank: int) -> "BroadcastGroup":
+        """Take part as a receiver.
+
+        Raises:
+            RuntimeError: the others did not come in time.
+        """
+        address = self.host, self.port
+        group = BroadcastGroup(address, rank, self.size, self.backend, self.wait_s, self.name)
+        group.join()
+        return group
 
 
 class BroadcastGroup:

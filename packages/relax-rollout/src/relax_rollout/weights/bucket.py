@@ -1,7 +1,7 @@
 """A bucket of tensors as one run of bytes, and the list that says what is where in it."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -96,3 +96,51 @@ def views(entries: Sequence[Entry], buffer: Tensor) -> list[Tensor]:
             raise ValueError(f"{entry.name} ends at byte {end} of a bucket of {buffer.numel()} bytes")
         found.append(buffer[entry.offset : end].view(torch_dtype(entry.dtype)).view(entry.shape))
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """A bucket that was packed, as its receivers are told of it.
+
+    Args:
+        entries: what is where in it.
+        nbytes: of all of it.
+        file: where it is, or None.
+        handle: of the memory where it is, or None. Without either it travels by broadcast.
+    """
+
+    entries: tuple[Entry, ...]
+    nbytes: int
+    file: str | None = None
+    handle: str | None = None
+
+    def only(self, names: Collection[str], renamed: Mapping[str, str]) -> "Bucket":
+        """The same bytes, with some of its tensors alone, by other names where they have others."""
+        kept = (
+            replace(entry, name=renamed.get(entry.name, entry.name))
+            for entry in self.entries
+            if entry.name in names
+        )
+        return replace(self, entries=tuple(kept))
+
+    def to_json(self) -> dict[str, Any]:
+        """For a message."""
+        fields: dict[str, Any] = {"entries": [entry.to_json() for entry in self.entries]}
+        where = {"nbytes": self.nbytes, "file": self.file, "handle": self.handle}
+        return fields | {name: value for name, value in where.items() if value is not None}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> "Bucket":
+        """Of a message."""
+        entries = tuple(map(Entry.from_json, fields["entries"]))
+        return cls(entries, fields["nbytes"], fields.get("file"), fields.get("handle"))
+
+    @property
+    def lasts(self) -> bool:
+        """Whether it can be read again, also by others, until its sender drops it."""
+        return self.file is not None or self.handle is not None
+
+
+def wrong_names(entries: Iterable[Entry], received: Mapping[str, str]) -> list[str]:
+    """Names whose digest at a receiver is not the sender's."""
+    return [entry.name for entry in entries if received.get(entry.name) != entry.digest]

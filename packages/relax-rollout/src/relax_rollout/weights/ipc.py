@@ -1,9 +1,14 @@
-"""The path by shared device memory: memory of another process on the same device, opened and not copied."""
+"""The path by shared memory: memory of another process on the same device, opened and not copied.
+
+A host counts as a device: there a buffer is an anonymous file, which goes when its last user ends.
+"""
 
 import base64
 import json
+import os
 from collections.abc import Iterable, Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +16,8 @@ from torch import Tensor
 from torch.multiprocessing import reductions
 
 from relax_rollout.weights.bucket import Entry, pack, plan, torch_dtype
+
+MEMORY_NAME = "relax-weights"
 
 
 class IpcSender:
@@ -26,6 +33,7 @@ class IpcSender:
         self._handles: dict[int, str] = {}
         self._free: list[Tensor] = []
         self._used: list[Tensor] = []
+        self._files: list[int] = []
 
     def buckets(
         self, tensors: Mapping[str, Tensor], digests: Mapping[str, str]
@@ -58,6 +66,14 @@ class IpcSender:
             torch.accelerator.current_stream(device).synchronize()
         return found
 
+    @property
+    def lasts(self) -> bool:
+        """Whether what was given out since the last :meth:`release` stays as it is until the next one.
+
+        Lent memory changes when its owner likes, and that of an accelerator is wanted for other things.
+        """
+        return all(buffer.device.type == "cpu" for buffer in self._used) and not self._lent
+
     def release(self) -> None:
         """The update has ended: its buffers may be written anew."""
         self._free += self._used
@@ -69,8 +85,25 @@ class IpcSender:
             if buffer.numel() >= nbytes and buffer.device == device:
                 self._used.append(self._free.pop(place))
                 return buffer
-        self._used.append(torch.empty(nbytes, dtype=torch.uint8, device=device))
+        room = torch.empty(nbytes, dtype=torch.uint8, device=device) if device.type != "cpu" else None
+        self._used.append(self._of_the_host(nbytes) if room is None else room)
         return self._used[-1]
+
+    def _of_the_host(self, nbytes: int) -> Tensor:
+        if not hasattr(os, "memfd_create"):
+            raise ValueError("only Linux shares memory of a host by handles; elsewhere weights go by files")
+        descriptor = os.memfd_create(MEMORY_NAME)
+        self._files.append(descriptor)
+        os.ftruncate(descriptor, nbytes)
+        path = f"/proc/{os.getpid()}/fd/{descriptor}"
+        return torch.from_file(path, shared=True, size=nbytes, dtype=torch.uint8)
+
+    def close(self) -> None:
+        """Give up the memory; whoever has opened some keeps it."""
+        while self._files:
+            os.close(self._files.pop())
+        self._free, self._used = [], []
+        self._handles.clear()
 
     def _handle(self, buffer: Tensor) -> str:
         at = buffer.data_ptr()
@@ -98,10 +131,10 @@ class IpcReceiver:
         if handle not in self._opened:
             try:
                 self._opened[handle] = open_handle(handle, device)
-            except RuntimeError as error:
+            except (RuntimeError, OSError) as error:
                 raise ValueError(
-                    f"device memory of the sender cannot be opened: {error}; sender and receiver must be on "
-                    "the same device of one host"
+                    f"memory of the sender cannot be opened: {error}; sender and receiver must be on the "
+                    "same device of one host"
                 ) from error
         return self._opened[handle]
 
@@ -124,13 +157,18 @@ class IpcSource:
 
 
 def handle_of(buffer: Tensor) -> str:
-    """What another process needs to open a device buffer, as JSON.
+    """What another process needs to open a buffer, as JSON.
 
     Raises:
-        ValueError: the tensor is in a host's memory, which travels by files.
+        ValueError: the tensor is in memory of this process alone.
     """
     if buffer.device.type == "cpu":
-        raise ValueError("memory of a host is shared by files; only that of a device has a handle")
+        path = buffer.untyped_storage().filename
+        if path is None:
+            raise ValueError(
+                "this memory of the host is one process's own; only what is mapped from a file has a handle"
+            )
+        return json.dumps({"rebuild": HOST, "path": path, "size": buffer.untyped_storage().nbytes()})
     reduce: Any = reductions.reduce_tensor
     rebuild, fields = reduce(buffer)
     kept = [field for field in fields if not isinstance(field, type)]
@@ -146,7 +184,8 @@ def handle_of(buffer: Tensor) -> str:
     )
 
 
-REBUILDERS = {"cuda": "rebuild_cuda_tensor", "npu": "rebuild_npu_tensor"}
+HOST = "host memory"
+REBUILDERS = {"cuda": "rebuild_cuda_tensor", "npu": "rebuild_npu_tensor", "cpu": HOST}
 
 
 def open_handle(handle: str, device: torch.device) -> Tensor:
@@ -155,10 +194,15 @@ def open_handle(handle: str, device: torch.device) -> Tensor:
     Raises:
         ValueError: it is no handle of this kind of device.
         RuntimeError: the device cannot open it.
+        OSError: the process that it is of has ended, or is another user's.
     """
     fields = json.loads(handle)
     if fields["rebuild"] not in REBUILDERS.values():
         raise ValueError(f"{fields['rebuild']!r} opens no device memory; known: {list(REBUILDERS.values())}")
+    if fields["rebuild"] != REBUILDERS.get(device.type):
+        raise ValueError(f"{fields['rebuild']!r} gives no memory of {device}")
+    if fields["rebuild"] == HOST:
+        return _host_memory(fields["path"], fields["size"])
     npu = fields["rebuild"] == REBUILDERS["npu"]
     module: Any = import_module("torch_npu.multiprocessing.reductions") if npu else reductions
     rebuild: Any = getattr(module, fields["rebuild"])
@@ -173,6 +217,13 @@ def open_handle(handle: str, device: torch.device) -> Tensor:
         Tensor, torch.Size(shape), tuple(stride), offset, storage, torch_dtype(dtype), *memory
     )
     return opened
+
+
+def _host_memory(path: str, size: int) -> Tensor:
+    # The number of a process that has ended may be another's by now, and so may its files.
+    if not str(Path(path).readlink()).startswith(f"/memfd:{MEMORY_NAME}"):
+        raise OSError(f"{path} is not the sender's memory any more")
+    return torch.from_file(path, shared=True, size=size, dtype=torch.uint8)
 
 
 def _whole(tensor: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from relax_rollout.digest import tensor_digest, tensor_digests
-from relax_rollout.weights.bucket import Entry, bucket_bytes, views
+from relax_rollout.weights.bucket import Bucket, Entry, views
 from relax_rollout.weights.derived import DerivedTensors, Rule
 from relax_rollout.weights.regions import Regions, changed, copy_all, trace
 
@@ -117,8 +117,16 @@ class Receiver:
         if self.staged is None or self.staged.update != update:
             self.staged = Staged(update, version)
 
-    def receive(self, update: str, bucket: int, entries: Sequence[Entry], source: Source) -> dict[str, str]:
-        """Stage a bucket; a bucket that came before (its acknowledgement was lost) is replaced.
+    def receive(self, update: str, place: int, bucket: Bucket, source: Source) -> dict[str, str]:
+        """Stage a bucket; one that came before (its acknowledgement was lost) is replaced.
+
+        A broadcast comes once: asked for it again, what came is told again.
+
+        Args:
+            update: that is open.
+            place: of the bucket in it.
+            bucket: what is in it.
+            source: its bytes.
 
         Returns:
             name -> digest of what arrived, for the entries that were sent with one.
@@ -127,23 +135,26 @@ class Receiver:
             UpdateRefusedError: another update or none is open.
         """
         staged = self._open(update)
-        buffer = source.fetch(bucket_bytes(entries), self.device)
-        arrived = self._views(bucket, entries, buffer, source.stays)
-        staged.stays = staged.stays and source.stays
-        for name in staged.buckets.get(bucket, ()):
-            staged.tensors.pop(name, None)
-        staged.tensors |= arrived
-        staged.buckets[bucket] = list(arrived)
+        entries = bucket.entries
+        if bucket.lasts or place not in staged.buckets:
+            buffer = source.fetch(bucket.nbytes, self.device)
+            arrived = self._views(place, entries, buffer, source.stays)
+            staged.stays = staged.stays and source.stays
+            for name in staged.buckets.get(place, ()):
+                staged.tensors.pop(name, None)
+            staged.tensors |= arrived
+            staged.buckets[place] = list(arrived)
+        arrived = {entry.name: staged.tensors[entry.name] for entry in entries}
         return tensor_digests({e.name: arrived[e.name] for e in entries if e.digest is not None})
 
-    def _views(self, bucket: int, entries: Sequence[Entry], buffer: Tensor, stays: bool) -> dict[str, Tensor]:
+    def _views(self, place: int, entries: Sequence[Entry], buffer: Tensor, stays: bool) -> dict[str, Tensor]:
         """The tensors of a bucket; the same objects as last time if it is that list in that memory."""
-        known = self._known.get(bucket)
+        known = self._known.get(place)
         if known is not None and known[0] is buffer and known[1] is entries:
             return known[2]
         found = dict(zip((e.name for e in entries), views(entries, buffer), strict=True))
         if stays:
-            self._known[bucket] = buffer, entries, found
+            self._known[place] = buffer, entries, found
         return found
 
     def commit(

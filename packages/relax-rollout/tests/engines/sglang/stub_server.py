@@ -13,10 +13,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import torch
-from relax_rollout.weights.broadcast import BroadcastGroup, BroadcastSource
-from relax_rollout.weights.bucket import Entry
+from relax_rollout.weights.broadcast import BroadcastSource, Meeting
+from relax_rollout.weights.bucket import Bucket, wrong_names
 from relax_rollout.weights.files import FileSource
 from relax_rollout.weights.ipc import IpcReceiver
+from relax_rollout.weights.probe import sees
 from relax_rollout.weights.receiver import Receiver
 from torch import nn
 
@@ -48,6 +49,7 @@ class Stub:
         self.calls: Counter[str] = Counter()
         self.boots = 0
         self.delay_s = 0.0
+        self.shares = ("memory", "file")
         self.boot()
         stub = self
 
@@ -74,14 +76,14 @@ class Stub:
                 if fault in ("hang", "slow"):
                     time.sleep(3 if fault == "hang" else 1)
                 if fault == "damage":
-                    flip_first_byte(Path(message["file"]))
+                    flip_first_byte(place_of(message))
                 try:
                     answer = stub.answer(call, message if path == "/weights_checker" else body)
                 except Exception as error:
                     text = {"boot": stub.name, "error": str(error), "kind": type(error).__name__}
                     return self._send(400, {"success": False, "message": json.dumps(text)})
                 if fault == "damage":
-                    flip_first_byte(Path(message["file"]))
+                    flip_first_byte(place_of(message))
                 if fault == "lost":
                     self.close_connection = True
                     return self.connection.close()
@@ -107,7 +109,7 @@ class Stub:
         self.model = Model()
         shapes = {name: (shape, torch.float32) for name, shape in SHAPES.items()}
         self.receiver = Receiver({"target": self.model}, shapes, torch.device("cpu"))
-        self.group = None
+        self.group, self.joined = None, ""
         self.opened = IpcReceiver()
 
     def answer(self, call, message):
@@ -145,24 +147,23 @@ class Stub:
         elif call == "begin":
             receiver.begin(message["update"], message["version"])
         elif call == "connect":
-            self.group = BroadcastGroup(
-                (message["host"], message["port"]),
-                message["first_rank"],
-                message["size"],
-                message["backend"],
-                message["wait_s"],
-                message["name"],
-            )
-            self.group.join()
+            meeting = Meeting(**message["meeting"])
+            if self.joined != meeting.name:
+                self.group, self.joined = meeting.join(message["first_rank"]), meeting.name
+        elif call == "sees":
+            (handle,) = message["handles"]
+            return {"sees": json.loads(handle)[0] in self.shares and sees(handle, torch.device("cpu"))}
         elif call == "receive":
-            if "file" in message:
-                source = FileSource(message["file"])
-            elif "handle" in message:
-                source = self.opened.source(message["handle"])
+            (part,) = message["parts"]
+            bucket = Bucket.from_json(part)
+            if bucket.file is not None:
+                source = FileSource(bucket.file)
+            elif bucket.handle is not None:
+                source = self.opened.source(bucket.handle)
             else:
                 source = BroadcastSource(self.group)
-            entries = [Entry.from_json(fields) for fields in message["entries"]]
-            return {"received": receiver.receive(message["update"], message["bucket"], entries, source)}
+            received = receiver.receive(message["update"], message["bucket"], bucket, source)
+            return {"damaged": wrong_names(bucket.entries, received)}
         elif call == "commit":
             assert self.paused, "committed while it serves"
             receiver.replay = message["replay"]
@@ -187,6 +188,12 @@ class Stub:
         self._http.server_close()
 
 
+def place_of(message) -> Path:
+    """Where the bucket of a message is, as a file."""
+    (part,) = message["parts"]
+    return Path(part["file"] if "file" in part else json.loads(part["handle"])["path"])
+
+
 def flip_first_byte(path: Path) -> None:
     """In place: whoever has the file mapped sees it."""
     with path.open("r+b") as file:
@@ -198,6 +205,7 @@ def flip_first_byte(path: Path) -> None:
 if __name__ == "__main__":
     server = Stub()
     server.faults = json.loads(sys.argv[1])
+    server.shares = server.faults.pop("shares", server.shares)
     sys.stdout.write(server.url + "\n")
     sys.stdout.flush()
     sys.stdin.read()

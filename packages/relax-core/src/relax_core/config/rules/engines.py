@@ -147,6 +147,41 @@ def _every_engine_has_prompts(cluster: ClusterConfig, rollout: RolloutConfig) ->
         )
 
 
+def _weights_have_a_way(
+    cluster: ClusterConfig, rollout: RolloutConfig, run: RunConfig
+) -> Iterator[Problem]:
+    """A path of weights that was asked for must exist between the trainer and the engines."""
+    asked = rollout.update_path
+    if asked == "auto":
+        return
+    if cluster.mode != "ray" and rollout.engine != "sglang":
+        if asked != "ipc":
+            yield Problem(
+                ("rollout", "update_path"),
+                f"the engine {rollout.engine} is in the trainer's own process and reads its tensors there",
+                given=asked,
+                allowed="auto or ipc; rollout.engine sglang or cluster.mode ray have engines elsewhere",
+                nearest="auto",
+            )
+        return
+    shares = cluster.placement != "async" if cluster.mode == "ray" else not rollout.urls
+    if asked == "broadcast" and shares and run.device in ("cuda", "npu"):
+        yield Problem(
+            ("rollout", "update_path"),
+            "engines share devices with the trainer, and a collective takes one process a device",
+            given=asked,
+            allowed="auto or ipc, or devices of their own: cluster.placement async, or rollout.urls",
+            nearest="auto",
+        )
+    if asked == "disk" and cluster.address is not None and rollout.update_folder is None:
+        yield Problem(
+            ("rollout", "update_folder"),
+            "the hosts of a cluster that is joined must see the files under one name",
+            given="null",
+            allowed="a folder on a file system that all of them share",
+        )
+
+
 RULES = (
     Check(("rollout", "sglang"), _server_settings_have_servers),
     Check(("run", "rollout", "sglang"), _hybrid_models_keep_no_radix_cache_on_npu),
@@ -155,6 +190,7 @@ RULES = (
     Check(("sglang",), _graph_batches_ascend),
     Check(("rollout", "sglang"), _every_sequence_has_a_state),
     Check(("rollout", "sglang"), _the_cache_holds_a_completion),
+    Check(("cluster", "rollout", "run"), _weights_have_a_way),
     Check(("cluster", "rollout"), _one_server_an_engine_of_a_cluster),
     Check(("cluster", "rollout", "sglang", "run"), _colocated_engines_have_devices),
     Check(("cluster", "rollout"), _every_engine_has_prompts),

@@ -3,18 +3,18 @@
 import asyncio
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import asdict
 
 import torch
 from torch import Tensor
 
 from relax_rollout.digest import tensor_digests
-from relax_rollout.engine import EngineError
+from relax_rollout.engine import EngineError, TransferError
 from relax_rollout.engines.sglang.config import SglangConfig
 from relax_rollout.engines.sglang.server import Server
-from relax_rollout.engines.sglang.update import Bucket, DamagedBucketError, Update, together, wrong_names
-from relax_rollout.weights.broadcast import BroadcastGroup
-from relax_rollout.weights.bucket import Entry, pack, plan, views
+from relax_rollout.engines.sglang.update import DamagedBucketError, Update, together
+from relax_rollout.weights.broadcast import BroadcastGroup, Meeting
+from relax_rollout.weights.bucket import Bucket, Entry, pack, plan, views
 
 ASK_FIRST_S = 0.3
 
@@ -35,7 +35,7 @@ class Broadcaster:
         """Join the group with all servers, if it is not there already.
 
         Raises:
-            EngineError: they did not come together in time.
+            TransferError: they did not come together in time.
         """
         boots = [server.boot for server in servers]
         if self._group is not None and boots == self._boots:
@@ -46,19 +46,9 @@ class Broadcaster:
         self._group = group = BroadcastGroup(
             (config.host, 0), 0, size, config.collective, config.call_timeout_s, name
         )
+        meeting = Meeting(config.host, group.port, size, config.collective, config.call_timeout_s, name)
         calls = [
-            asyncio.create_task(
-                server.control(
-                    "connect",
-                    host=config.host,
-                    port=group.port,
-                    first_rank=1 + place * config.tensor_parallel,
-                    size=size,
-                    backend=config.collective,
-                    wait_s=config.call_timeout_s,
-                    name=name,
-                )
-            )
+            asyncio.create_task(connect(server, meeting, 1 + place * config.tensor_parallel))
             for place, server in enumerate(servers)
         ]
         # Joining may hold Python's lock until all have come: the others are asked before.
@@ -67,7 +57,7 @@ class Broadcaster:
             await together([asyncio.to_thread(group.join), *calls])
         except RuntimeError as error:
             self._group = None
-            raise EngineError(f"the group for weights did not come together: {error}") from error
+            raise TransferError(f"the group for weights did not come together: {error}") from error
         self._boots = boots
 
     def pack(self, update: Update, tensors: Mapping[str, Tensor]) -> tuple[list[Entry], Tensor]:
@@ -89,29 +79,29 @@ class Broadcaster:
 
         Raises:
             DamagedBucketError: a server received other bytes.
-            EngineError: a server was lost; the update is to be sent again.
+            TransferError: a server was lost; the update is to be sent again.
         """
         assert self._group is not None
         group, place = self._group, len(update.buckets)
         entries, buffer = packed
-        message: dict[str, Any] = {
-            "update": update.id,
-            "bucket": place,
-            "entries": [entry.to_json() for entry in entries],
-        }
+        update.buckets.append((Bucket(tuple(entries), buffer.numel()),))
+        message = update.message(place)
         calls = [asyncio.create_task(server.control("receive", **message)) for server in servers]
         sent = asyncio.create_task(asyncio.to_thread(group.broadcast, buffer))
         try:
             _, *answers = await together([sent, *calls])
         except (RuntimeError, EngineError) as error:
             self._group = None
-            raise EngineError(
+            raise TransferError(
                 f"bucket {place} did not reach every server: {error}; send the update again"
             ) from error
         for server, answer in zip(servers, answers, strict=True):
-            wrong = wrong_names(entries, answer["received"])
-            if wrong:
+            if wrong := answer["damaged"]:
                 raise DamagedBucketError(
                     f"{server.name} received other bytes than were sent for {', '.join(wrong[:8])}"
                 )
-        update.buckets.append(Bucket(tuple(entries)))
+
+
+async def connect(server: Server, meeting: Meeting, first_rank: int) -> None:
+    """Have the processes of a server join a group."""
+    await server.control("connect", meeting=asdict(meeting), first_rank=first_rank)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-Transport = Literal["files", "ipc", "broadcast"]
+Transport = Literal["auto", "local", "files", "ipc", "broadcast"]
 ServerDtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
@@ -35,8 +35,10 @@ class SglangConfig:
         draft_window: verifications over which the acceptance rate is taken.
         version: of the weights in ``model``.
         transport: how weights travel: "files" through shared memory of the host (or ``folder``); "ipc" as
-            memory of the device, opened and not copied, for a server on the device that the tensors are on;
-            "broadcast" by a collective.
+            memory that the server opens and does not copy, for a server on the device that the tensors are
+            on; "broadcast" by a collective; "local" by "ipc" where every server can open the memory of the
+            first bucket, else by "files", and refused where they see neither; "auto" likewise, and by
+            "broadcast" in place of a refusal. What was chosen, and why, is logged.
         replay: load by the copies that the model's loader was seen to do, all at once, instead of calling it
             with every tensor: quicker, and blind to whatever else the loader does.
         folder: where "files" puts buckets; None is shared memory, a file system that all hosts see works
@@ -108,8 +110,6 @@ class SglangConfig:
             object.__setattr__(self, "router", self.router.rstrip("/"))
         if self.device.partition(":")[0] not in ("cpu", "cuda", "npu"):
             raise ValueError(f"device is {self.device!r}; SGLang's servers run on cpu, cuda or npu")
-        if self.transport == "ipc" and self.device == "cpu":
-            raise ValueError('transport is "ipc" and device "cpu"; a host shares its memory by "files"')
         lows = {
             "servers": 1, "tensor_parallel": 1, "max_rows": 1, "draft_tokens": 0, "version": 0, "restarts": 0,
             "retries": 0, "draft_window": 1,

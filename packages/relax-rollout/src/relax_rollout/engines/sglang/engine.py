@@ -10,13 +10,23 @@ from typing import Any
 
 from torch import Tensor
 
-from relax_rollout.engine import EngineError, EngineStateError, Health, WeightUpdateError
-from relax_rollout.engines.sglang.broadcaster import Broadcaster
-from relax_rollout.engines.sglang.config import SglangConfig
+from relax_rollout.engine import EngineError, EngineStateError, Health, TransferError, WeightUpdateError
+from relax_rollout.engines.sglang.broadcaster import Broadcaster, connect
+from relax_rollout.engines.sglang.config import SglangConfig, Transport
 from relax_rollout.engines.sglang.sending import Sending
-from relax_rollout.engines.sglang.update import Bucket, Update, faults_of, served_weights, together
+from relax_rollout.engines.sglang.server import Server
+from relax_rollout.engines.sglang.update import (
+    DamagedBucketError,
+    Update,
+    faults_of,
+    served_weights,
+    together,
+)
+from relax_rollout.engines.sglang.way import choose
 from relax_rollout.requests import PauseMode
 from relax_rollout.update_check import UpdateCheck
+from relax_rollout.weights.broadcast import Meeting
+from relax_rollout.weights.bucket import Bucket
 from relax_rollout.weights.files import BucketFiles
 from relax_rollout.weights.ipc import IpcSender
 
@@ -49,18 +59,9 @@ class SglangEngine(Sending):
         if self.config.draft_tokens and not self.acceptance.pays:
             await self._stop_drafting()
         served, _ = served_weights(self._servers[0])
-        files = BucketFiles(self.config.folder) if self.config.transport == "files" else None
-        if self.config.transport == "ipc":
-            self._ipc = self._ipc or IpcSender()
-        update = Update(
-            version, UpdateCheck(served, version, kept), files, self._ipc, replay=self.config.replay
-        )
-        self._update = update
-        await self._at_all(update.begin_at)
-        if self.config.transport == "broadcast":
-            self._broadcaster = self._broadcaster or Broadcaster(self.config)
-            await self._broadcaster.connect(self._servers)
-        return update.check.dtypes()
+        self._update = Update(version, UpdateCheck(served, version, kept), replay=self.config.replay)
+        await self._at_all(self._update.begin_at)
+        return self._update.check.dtypes()
 
     async def load(self, bucket: Mapping[str, Tensor]) -> None:
         """See :meth:`relax_rollout.RolloutEngine.load`.
@@ -73,6 +74,9 @@ class SglangEngine(Sending):
             tensors = update.accept(bucket)
             if not tensors:
                 return
+            if self._way is None:
+                self._way = await choose(self.config, self._servers, next(iter(tensors.values())).device)
+            await self._open_way(update, self._way.transport)
             if self._broadcaster is not None:
                 packed = await asyncio.to_thread(self._broadcaster.pack, update, tensors)
                 await self._arrived()
@@ -86,11 +90,77 @@ class SglangEngine(Sending):
             await self._drop()
             raise
 
+    async def _open_way(self, update: Update, transport: Transport) -> None:
+        if transport == "files":
+            update.files = update.files or BucketFiles(self.config.folder)
+        elif transport == "ipc":
+            if self._kept is not None and self._kept is not update:
+                # Its memory is written anew: a server that is lost from here on gets this update.
+                self._kept.close()
+                self._kept = None
+            update.ipc = self._ipc = self._ipc or IpcSender()
+        elif not update.buckets:
+            self._broadcaster = self._broadcaster or Broadcaster(self.config)
+            await self._broadcaster.connect(self._servers)
+
+    @property
+    def receivers(self) -> int:
+        """See :class:`relax_rollout.PackedLoading`."""
+        return self.config.tensor_parallel * len(self._servers)
+
+    async def sees(self, handles: Sequence[str]) -> bool:
+        """See :class:`relax_rollout.PackedLoading`."""
+        await self._ready()
+        answers = await together([server.control("sees", handles=list(handles)) for server in self._servers])
+        return all(answer["sees"] for answer in answers)
+
+    async def connect(self, meeting: Meeting, first_rank: int) -> None:
+        """See :class:`relax_rollout.PackedLoading`."""
+        await self._ready()
+        each = self.config.tensor_parallel
+        places = enumerate(self._servers)
+        try:
+            await together([connect(server, meeting, first_rank + each * place) for place, server in places])
+        except EngineError as error:
+            raise TransferError(f"the group for weights did not come together: {error}") from error
+
+    async def load_packed(self, parts: Sequence[Bucket]) -> None:
+        """See :class:`relax_rollout.PackedLoading`; what servers open stays until the update has ended."""
+        update = self._open_update()
+        try:
+            await self._arrived()
+            packed = update.accept_packed(parts)
+            if packed[0].lasts and not packed[0].entries:
+                return
+            if self._kept is not None and self._kept.elsewhere:
+                self._kept = None
+            update.elsewhere = True
+            update.buckets.append(packed)
+            if packed[0].lasts:
+                await self._at_all(partial(self._send_last, update))
+            else:
+                await self._receive(update)
+        except (WeightUpdateError, EngineError):
+            await self._drop()
+            raise
+
+    async def _send_last(self, update: Update, server: Server) -> None:
+        await update.send_to(server, len(update.buckets) - 1, self.config.retries)
+
+    async def _receive(self, update: Update) -> None:
+        """Have every server take a bucket that another process broadcasts; nobody can be caught up."""
+        message = update.message(len(update.buckets) - 1)
+        try:
+            answers = await together([server.control("receive", **message) for server in self._servers])
+        except EngineError as error:
+            raise TransferError(f"a bucket did not reach every server: {error}") from error
+        if wrong := sorted({name for answer in answers for name in answer["damaged"]}):
+            raise DamagedBucketError(f"other bytes than were sent arrived for {', '.join(wrong[:8])}")
+
     async def _send(self, update: Update, buckets: Sequence[Bucket]) -> None:
-        retries = self.config.retries
         for bucket in buckets:
-            update.buckets.append(bucket)
-            await self._at_all(partial(update.send_to, place=len(update.buckets) - 1, resend=retries))
+            update.buckets.append((bucket,))
+            await self._at_all(partial(self._send_last, update))
 
     async def _arrived(self) -> None:
         """Wait for the bucket that travels, and raise what went wrong with it."""
@@ -155,7 +225,7 @@ class SglangEngine(Sending):
         self._unused = len(update.check.unused)
         if self._kept is not None:
             self._kept.close()
-        self._kept = update if self.config.keep_weights and update.files is not None else None
+        self._kept = update if self.config.keep_weights and update.lasts else None
         if self._kept is None:
             update.close()
         given = update.check.given_as | update.check.kept
@@ -266,6 +336,8 @@ class SglangEngine(Sending):
         if self._travelling is not None:
             self._travelling.cancel()
             await asyncio.gather(self._travelling, return_exceptions=True)
+        if self._ipc is not None:
+            self._ipc.close()
         await self._end_watches()
         if self.config.urls:
             for server in self._servers:

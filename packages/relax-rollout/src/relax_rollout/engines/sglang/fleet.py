@@ -11,19 +11,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from relax_rollout.engine import EngineError, EngineStateError
+from relax_rollout.engine import EngineError, EngineStateError, TransferError
 from relax_rollout.engines.sglang import launch
 from relax_rollout.engines.sglang.acceptance import Acceptance
 from relax_rollout.engines.sglang.broadcaster import Broadcaster
 from relax_rollout.engines.sglang.config import SglangConfig
 from relax_rollout.engines.sglang.flight import Flight
-from relax_rollout.engines.sglang.http import Http, ServerUnreachableError
+from relax_rollout.engines.sglang.http import Http, ServerRefusedError, ServerUnreachableError
 from relax_rollout.engines.sglang.parent import PARENT
 from relax_rollout.engines.sglang.process import Process, free_port
 from relax_rollout.engines.sglang.router import Router
 from relax_rollout.engines.sglang.server import Server, ServerRestartedError, log_file
 from relax_rollout.engines.sglang.update import Update, faults_of, together
 from relax_rollout.engines.sglang.view import max_context, write_view
+from relax_rollout.engines.sglang.way import Way
 from relax_rollout.weights.ipc import IpcSender
 
 log = logging.getLogger(__name__)
@@ -66,6 +67,7 @@ class Fleet:
         self._recovering: dict[str, asyncio.Lock] = {}
         self._broadcaster: Broadcaster | None = None
         self._ipc: IpcSender | None = None
+        self._way: Way | None = None
         self._travelling: asyncio.Task[None] | None = None
         self._router: Router | None = None
         self._watches: dict[str, asyncio.Task[None]] = {}
@@ -244,8 +246,16 @@ class Fleet:
         if self._paused or self._updating:
             await self._set_paused(server, "retract")
         if self._kept is not None:
-            await self._catch_up(server, self._kept)
-        elif self._version != self.config.version:
+            try:
+                await self._catch_up(server, self._kept)
+                return
+            except (ServerRefusedError, TransferError) as error:
+                # The process that packed them has ended, or has begun to write the next ones.
+                if not self._kept.elsewhere:
+                    raise
+                self._kept = None
+                log.warning("%s: %s", server.name, error)
+        if self._version != self.config.version:
             server.behind = True
             log.warning("%s has the checkpoint's weights and waits for the next update", server.name)
 

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from relax_rollout.engine import EngineError, EngineStateError
+from relax_rollout.engine import EngineError, EngineStateError, WeightsLostError
 from relax_rollout.engines.checks import check_requests
 from relax_rollout.engines.sglang.fleet import LOST, Fleet
 from relax_rollout.engines.sglang.flight import Flight, to_body, to_completion, to_single_body
@@ -110,7 +110,7 @@ class Sending(Fleet):
         if self._broken is not None:
             raise EngineStateError(f"the engine serves no weights: {self._broken}")
         if all(server.behind for server in self._servers):
-            raise EngineStateError("every server was restarted and waits for an update of its weights")
+            raise WeightsLostError("every server was restarted and waits for an update of its weights")
 
     async def _sample(self, target: Server | Router, flights: Sequence[Flight]) -> Any:
         routed = isinstance(target, Router)

@@ -4,27 +4,27 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from relax_rollout.digest import tensor_digests
-from relax_rollout.engine import EngineError
+from relax_rollout.engine import TransferError
 from relax_rollout.engines.sglang.server import Server
 from relax_rollout.update_check import Served, UpdateCheck
-from relax_rollout.weights.bucket import Entry, pack, plan, torch_dtype, views
+from relax_rollout.weights.bucket import Bucket, bucket_bytes, pack, plan, torch_dtype, views
 from relax_rollout.weights.files import BucketFiles
 from relax_rollout.weights.ipc import IpcSender
 
 log = logging.getLogger(__name__)
 
 
-class DamagedBucketError(EngineError):
+class DamagedBucketError(TransferError):
     """What a server received is not what was sent, also when it was sent again."""
 
 
-class LostUpdateError(EngineError):
+class LostUpdateError(TransferError):
     """A server was restarted in the middle of an update that travels by broadcast; send it again."""
 
 
@@ -45,60 +45,32 @@ def served_weights(server: Server) -> tuple[dict[str, Served], set[str]]:
     return served, unused
 
 
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """A bucket that was sent.
-
-    Args:
-        entries: what is where in it.
-        file: where it is, or None.
-        handle: of the device memory where it is, or None. Without either it travelled by broadcast.
-    """
-
-    entries: tuple[Entry, ...]
-    file: str | None = None
-    handle: str | None = None
-
-    def message(self, update: str, place: int) -> dict[str, Any]:
-        """The fields of a "receive" call."""
-        fields: dict[str, Any] = {
-            "update": update,
-            "bucket": place,
-            "entries": [entry.to_json() for entry in self.entries],
-        }
-        where = {"file": self.file, "handle": self.handle}
-        return fields | {name: value for name, value in where.items() if value is not None}
-
-
 class Update:
     """One update from begin to end; its buckets stay until :meth:`close`, so that a server can be caught up.
 
     Args:
         version: that it will serve as.
         check: of its names.
-        files: where its buckets are, or None.
-        ipc: what gives out its buckets as device memory, or None. Without either they travel by broadcast.
         replay: see :class:`relax_rollout.engines.sglang.config.SglangConfig`.
+
+    Attributes:
+        files: where its buckets are, or None.
+        ipc: what gives out its buckets as memory, or None. Without either they travel by broadcast, or were
+            packed elsewhere.
+        elsewhere: its buckets are another process's, which may change them once another update has begun.
     """
 
-    def __init__(
-        self,
-        version: int,
-        check: UpdateCheck,
-        files: BucketFiles | None,
-        ipc: IpcSender | None = None,
-        *,
-        replay: bool = False,
-    ) -> None:
+    def __init__(self, version: int, check: UpdateCheck, *, replay: bool = False) -> None:
         self.id = f"{version}-{secrets.token_hex(4)}"
         self.version = version
         self.check = check
-        self.files = files
-        self.ipc = ipc
+        self.files: BucketFiles | None = None
+        self.ipc: IpcSender | None = None
+        self.elsewhere = False
         self.replay = replay
-        self.buckets: list[Bucket] = []
+        self.buckets: list[tuple[Bucket, ...]] = []
         self.expected: dict[str, str] = {}
-        self._staged: dict[str, Tensor] = {}
+        self._staged: dict[str, Tensor | str] = {}
 
     def accept(self, bucket: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The tensors of a bucket that go to the servers, by the servers' names.
@@ -117,6 +89,27 @@ class Update:
             else:
                 wanted[name] = tensor
         return wanted
+
+    def accept_packed(self, parts: Sequence[Bucket]) -> tuple[Bucket, ...]:
+        """What of a packed bucket goes to the servers, by the servers' names.
+
+        Its tensors have been cast to the dtypes in which they are served, so that what is sent is expected.
+
+        Raises:
+            WeightUpdateError: see :class:`relax_rollout.update_check.UpdateCheck`.
+        """
+        renamed = {}
+        for entry in parts[0].entries:
+            like = torch.empty(entry.shape, dtype=torch_dtype(entry.dtype), device="meta")
+            name = self.check.accept(entry.name, like)
+            if name is None:
+                continue
+            assert entry.digest is not None, "packed tensors come with digests"
+            self._staged[name] = entry.digest
+            if not self.check.is_alias(name):
+                renamed[entry.name] = name
+                self.expected[name] = entry.digest
+        return tuple(part.only(renamed.keys(), renamed) for part in parts)
 
     def keep(self, tensors: Mapping[str, Tensor], sent: Mapping[str, str]) -> None:
         """Note the digests that the servers should have, and what is needed to compare tied names.
@@ -145,28 +138,27 @@ class Update:
         sent = tensor_digests(tensors)
         if self.ipc is not None:
             self.keep(tensors, sent)
-            return [Bucket(tuple(entries), handle=h) for entries, h in self.ipc.buckets(tensors, sent)]
+            found = self.ipc.buckets(tensors, sent)
+            return [Bucket(tuple(entries), bucket_bytes(entries), handle=handle) for entries, handle in found]
         assert self.files is not None
         entries, nbytes = plan(tensors, sent)
         path, buffer = self.files.create(nbytes)
         pack(tensors, entries, buffer)
         self.keep(dict(zip((e.name for e in entries), views(entries, buffer), strict=True)), sent)
-        return [Bucket(tuple(entries), file=path)]
+        return [Bucket(tuple(entries), nbytes, file=path)]
 
     async def begin_at(self, server: Server) -> None:
         """Open it at a server."""
         await server.control("begin", update=self.id, version=self.version)
 
     async def send_to(self, server: Server, place: int, resend: int) -> None:
-        """Send a bucket's file to a server, again if it arrives damaged.
+        """Have a server read a bucket, again if it arrives damaged.
 
         Raises:
             DamagedBucketError: it arrived damaged ``resend`` times more.
         """
-        bucket = self.buckets[place]
         for _ in range(resend + 1):
-            answer = await server.control("receive", **bucket.message(self.id, place))
-            wrong = wrong_names(bucket.entries, answer["received"])
+            wrong: list[str] = (await server.control("receive", **self.message(place)))["damaged"]
             if not wrong:
                 return
             log.warning("%s received other bytes of %s than were sent", server.name, ", ".join(wrong[:4]))
@@ -174,9 +166,21 @@ class Update:
             f"{server.name} received other bytes than were sent, {resend + 1} times: {', '.join(wrong[:8])}"
         )
 
+    @property
+    def lasts(self) -> bool:
+        """Whether its buckets are there after its end too."""
+        return (self.ipc is None or self.ipc.lasts) and all(
+            part.lasts for parts in self.buckets for part in parts
+        )
+
+    def message(self, place: int) -> dict[str, Any]:
+        """The fields of a "receive" call."""
+        parts = [part.to_json() for part in self.buckets[place]]
+        return {"update": self.id, "bucket": place, "parts": parts}
+
     async def catch_up(self, server: Server, resend: int) -> None:
         """Give a server that has lost it everything sent so far."""
-        if self.buckets and self.files is None and self.ipc is None:
+        if not all(part.lasts for parts in self.buckets for part in parts):
             raise LostUpdateError(
                 f"{server.name} was restarted during the update to version {self.version}; send it again"
             )
@@ -206,11 +210,6 @@ class Update:
             self.files.close()
         if self.ipc is not None:
             self.ipc.release()
-
-
-def wrong_names(entries: Sequence[Entry], received: Mapping[str, str]) -> list[str]:
-    """Names whose digest at the receiver is not the sender's."""
-    return [entry.name for entry in entries if received.get(entry.name) != entry.digest]
 
 
 def faults_of(expected: Mapping[str, str], result: Mapping[str, Any]) -> list[str]:

@@ -9,17 +9,18 @@ import json
 import logging
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from relax_rollout.engines.sglang.plugin import faults, memory, versions
-from relax_rollout.weights.broadcast import BroadcastGroup, BroadcastSource
-from relax_rollout.weights.bucket import Entry
+from relax_rollout.weights.broadcast import BroadcastGroup, BroadcastSource, Meeting
+from relax_rollout.weights.bucket import Bucket, wrong_names
 from relax_rollout.weights.files import FileSource
 from relax_rollout.weights.ipc import IpcReceiver
+from relax_rollout.weights.probe import sees
 from relax_rollout.weights.receiver import Receiver
 
 log = logging.getLogger(__name__)
@@ -58,9 +59,16 @@ def _merged(answer: Mapping[str, Any], updater: Any) -> dict[str, Any]:
             if key == "digests":
                 wrong = {n: d for n, d in value.items() if d != merged["expected"].get(n)}
                 merged[key] = merged[key] | wrong
-            elif key == "stale":
+            elif key in ("stale", "damaged"):
                 merged[key] = sorted({*merged[key], *value})
+            elif key == "sees":
+                merged[key] = merged[key] and value
     return merged
+
+
+def _mine(parts: Sequence[Any], rank: int) -> Any:
+    """What is for this rank: one part is for all, several are for one each."""
+    return parts[rank] if len(parts) > 1 else parts[0]
 
 
 class Control:
@@ -70,6 +78,7 @@ class Control:
         self._updater = updater
         self._runner = updater.tp_worker.model_runner
         self._group: BroadcastGroup | None = None
+        self._joined = ""
         self._opened = IpcReceiver()
         faults.plant(self._models())
         self.receiver = Receiver(
@@ -94,6 +103,7 @@ class Control:
             "status": self._status,
             "begin": self._begin,
             "connect": self._connect,
+            "sees": self._sees,
             "receive": self._receive,
             "commit": self._commit,
             "discard": self._discard,
@@ -128,30 +138,34 @@ class Control:
         self.receiver.begin(message["update"], message["version"])
         return {}
 
+    @property
+    def _rank(self) -> int:
+        """Among the processes of this server."""
+        return torch.distributed.get_rank(group=self._updater.tp_cpu_group)
+
     def _connect(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        rank = message["first_rank"] + torch.distributed.get_rank(group=self._updater.tp_cpu_group)
-        self._group = BroadcastGroup(
-            (message["host"], message["port"]),
-            rank,
-            message["size"],
-            message["backend"],
-            message["wait_s"],
-            message["name"],
-        )
-        self._group.join()
+        meeting = Meeting(**message["meeting"])
+        # Asked again because the answer was lost, it is there already.
+        if self._joined != meeting.name:
+            self._group = meeting.join(message["first_rank"] + self._rank)
+            self._joined = meeting.name
         return {}
 
+    def _sees(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        return {"sees": sees(_mine(message["handles"], self._rank), torch.device(self._runner.device))}
+
     def _receive(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        entries = [Entry.from_json(fields) for fields in message["entries"]]
-        if "file" in message:
-            source: Any = FileSource(message["file"])
-        elif "handle" in message:
-            source = self._opened.source(message["handle"])
+        bucket = Bucket.from_json(_mine(message["parts"], self._rank))
+        if bucket.file is not None:
+            source: Any = FileSource(bucket.file)
+        elif bucket.handle is not None:
+            source = self._opened.source(bucket.handle)
         elif self._group is None:
             raise ValueError("a broadcast was announced, but no group was connected")
         else:
             source = BroadcastSource(self._group)
-        return {"received": self.receiver.receive(message["update"], message["bucket"], entries, source)}
+        received = self.receiver.receive(message["update"], message["bucket"], bucket, source)
+        return {"damaged": wrong_names(bucket.entries, received)}
 
     def _commit(self, message: Mapping[str, Any]) -> dict[str, Any]:
         scheduler = self._updater.scheduler
