@@ -18,13 +18,14 @@ def inline(small_run, finish):
 def test_one_rank_and_one_engine_give_the_bits_of_one_process_though_both_are_killed(
     small_run, finish, inline, same_results, killing, caplog
 ):
-    caplog.set_level(logging.WARNING)
+    caplog.set_level(logging.INFO, "relax_core.cluster")
     killed = killing({2: ("engine", 0), 4: ("rank", 0)})
     same_results(finish(small_run(cluster=RAY), "ray"), inline)
     assert len(killed) == 2
     assert not any(psutil.pid_exists(pid) for pid in killed)
     said = [record.message for record in caplog.records if record.name.startswith("relax_core.cluster")]
     assert any("engine 0 died" in line for line in said)
+    assert "weights travel by ipc: every engine opens the memory of ranks on its devices" in said
     # The checkpoint of step 2 and the third mini-batch are where the new trainer comes from.
     assert any("starts again from step_2 and repeats 1 optimizer steps" in line for line in said)
 

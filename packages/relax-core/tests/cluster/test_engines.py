@@ -6,8 +6,16 @@ import random
 import pytest
 from ray.exceptions import RayActorError
 from relax_core.cluster.engines import EngineGroup
-from relax_core.cluster.errors import ClusterError, EnginesLostError
-from relax_rollout import Completion, EngineStateError, Request, SamplingParams, WeightUpdateError
+from relax_core.cluster.errors import ClusterError, EnginesLostError, WeightsGoneError
+from relax_rollout import (
+    Completion,
+    EngineStateError,
+    Request,
+    SamplingParams,
+    TransferError,
+    WeightsLostError,
+    WeightUpdateError,
+)
 
 
 class Method:
@@ -44,7 +52,7 @@ class Engine:
         self.dead, self.gate = asyncio.Event(), asyncio.Event()
         self.loaded = []
         self.digest = None
-        self.hanging = False
+        self.hanging = self.losing = False
 
     def alive(self):
         if self.dead.is_set():
@@ -75,6 +83,17 @@ class Engine:
 
     async def _load(self, bucket):
         self.loaded.append(bucket)
+
+    async def _load_packed(self, parts):
+        if self.losing:
+            raise TransferError("other bytes arrived")
+        self.loaded += parts
+
+    async def _receivers(self):
+        return 1
+
+    async def _connect(self, meeting, first_rank):
+        self.rank = first_rank
 
     async def _end_update(self):
         self.version = self.coming
@@ -133,6 +152,28 @@ async def update(group, version, *buckets):
     for bucket in buckets:
         await group.load_shared(bucket)
     return dtypes, await group.end_update()
+
+
+async def update_packed(group, version, *buckets, broadcast=False):
+    """Buckets that a rank has packed, which are gone once the update has ended."""
+    dtypes = await group.begin_update(version)
+    for bucket in buckets:
+        await group.load_packed({n: [bucket] for n, _ in group.updated}, broadcast=broadcast)
+    return dtypes, await group.end_update()
+
+
+class Trainer:
+    """Gives the weights of `version` again while it is not `busy`."""
+
+    def __init__(self, group):
+        self.version, self.busy = 0, False
+        group.again = self.again
+
+    async def again(self, version):
+        if self.busy or version != self.version:
+            raise WeightsGoneError("busy")
+        for part in (str(version), "."):
+            yield part
 
 
 def test_the_members_of_a_prompt_go_to_one_engine_and_answers_keep_the_order():
@@ -316,13 +357,110 @@ def test_an_engine_that_dies_while_it_rests_comes_back_when_the_others_wake():
     asyncio.run(go())
 
 
-@pytest.mark.parametrize("seed", range(25))
-def test_whoever_dies_or_hangs_whenever_every_request_is_answered_once_under_one_version(seed):
-    """Engines die and hang at random moments while requests are sampled and weights updated."""
+def test_an_engine_that_has_lost_weights_which_nobody_kept_is_given_them_again():
+    async def go():
+        host = Host()
+        trainer = Trainer(host.group)
+        await update_packed(host.group, 1, "1.")
+        trainer.version = 1
+        host.engines[0].gate.set()
+        host.engines[1].dead.set()
+        await host.group.abort([])
+        await settle()
+        assert host.engines[1].version == 1
+
+    asyncio.run(go())
+
+
+def test_while_the_trainer_is_busy_it_takes_no_requests_and_the_next_update_takes_it_along(monkeypatch):
+    monkeypatch.setattr("relax_core.cluster.engines._RETRY_S", 0)
+
+    async def go():
+        host = Host(count=1)
+        trainer = Trainer(host.group)
+        trainer.busy = True
+        await update_packed(host.group, 1, "1.")
+        host.engines[0].dead.set()
+        await host.group.abort([])
+        asking = asyncio.create_task(host.group.generate(requests(1)))
+        await settle()
+        host.engines[0].gate.set()
+        assert (host.starts, host.engines[0].version, host.log) == ([0, 0], 0, [])
+        assert (await update_packed(host.group, 2, "2."))[1] == {"w": "2."}
+        assert [a.versions for a in await asking] == [(2,), (2,)]
+        assert host.engines[0].version == 2
+
+    asyncio.run(asyncio.wait_for(go(), 60))
+
+
+def test_an_engine_whose_servers_came_back_empty_gets_its_weights_without_a_start():
+    async def go():
+        host = Host(count=1)
+        trainer = Trainer(host.group)
+        await update_packed(host.group, 1, "1.")
+        trainer.version = 1
+        (engine,) = host.engines.values()
+        engine.gate.set()
+        engine.version, answers = 0, engine._generate
+
+        async def empty(asked):
+            engine._generate = answers
+            raise WeightsLostError("every server was restarted")
+
+        engine._generate = empty
+        assert {a.versions for a in await host.group.generate(requests(1))} == {(1,)}
+        assert host.starts == [0]
+
+    asyncio.run(asyncio.wait_for(go(), 60))
+
+
+@pytest.mark.parametrize("fault", ["loses", "dies"])
+def test_a_bucket_that_does_not_reach_every_engine_leaves_the_old_version_on_all(fault):
+    async def go():
+        host = Host()
+        trainer = Trainer(host.group)
+        await update_packed(host.group, 1, "1.", broadcast=True)
+        trainer.version = 1
+        assert [engine.rank for engine in await connected(host)] == [1, 2]
+        await host.group.begin_update(2)
+        if fault == "loses":
+            host.engines[1].losing = True
+        else:
+            host.engines[1].dead.set()
+        with pytest.raises(TransferError):
+            await host.group.load_packed({0: ["2."], 1: ["2."]}, broadcast=True)
+        await settle()
+        assert [engine.version for engine in host.engines.values()] == [1, 1]
+        host.engines[1].losing = False
+        await update_packed(host.group, 2, "2.", broadcast=True)
+        assert [engine.version for engine in host.engines.values()] == [2, 2]
+
+    async def connected(host):
+        await host.group.begin_update(2)
+        assert await host.group.receivers() == 2
+        await host.group.connect(None)
+        host.group.drop_update()
+        return host.engines.values()
+
+    asyncio.run(asyncio.wait_for(go(), 60))
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("seed", range(12))
+def test_whoever_dies_or_hangs_whenever_every_request_is_answered_once_under_one_version(
+    seed, kept, monkeypatch
+):
+    """Engines die and hang at random moments while requests are sampled and weights updated.
+
+    Where nobody keeps the weights the trainer gives them again, when it is not busy.
+    """
+    monkeypatch.setattr("relax_core.cluster.engines._RETRY_S", 0.005)
     rng = random.Random(seed)
 
     async def go():
         host = Host(count=3, max_restarts=1000, timeout_s=0.05)
+        trainer = Trainer(host.group)
+        send = update if kept else update_packed
         before = Engine._generate
 
         async def generate(engine, asked):
@@ -353,13 +491,15 @@ def test_whoever_dies_or_hangs_whenever_every_request_is_answered_once_under_one
                 for version in range(1, last + 1):
                     while True:
                         try:
-                            assert (await update(host.group, version, f"{version}."))[1] == {
-                                "w": f"{version}."
-                            }
+                            trainer.busy = True
+                            answer = await send(host.group, version, f"{version}", ".")
+                            assert answer[1] == {"w": f"{version}."}
+                            trainer.version, trainer.busy = version, rng.random() < 0.5
                             break
                         except EnginesLostError:
                             continue
                     await asyncio.sleep(rng.random() * 0.05)
+                trainer.busy = False
 
             killer = asyncio.create_task(kill())
             versions, _ = await asyncio.gather(asyncio.gather(*map(ask, range(30))), train())

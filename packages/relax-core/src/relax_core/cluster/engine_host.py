@@ -5,9 +5,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from relax_rollout import Completion, Health, PauseMode, Request, create_engine
+import torch
+from relax_rollout import Completion, Health, PackedLoading, PauseMode, Request, create_engine
+from relax_rollout.weights.broadcast import Meeting
+from relax_rollout.weights.bucket import Bucket
+from relax_rollout.weights.unpacker import Unpacker
 
-from relax_core.cluster.process import prepare_process
+from relax_core.cluster.process import host_name, prepare_process
 from relax_core.cluster.shared_tensors import Packed, unpack
 from relax_core.config.root import RelaxConfig
 from relax_core.loop.rollout import engine_options
@@ -26,6 +30,11 @@ class EngineHost:
     def __init__(self, config: RelaxConfig, model: Path, device: str, threads: int) -> None:
         prepare_process(config, threads)
         self._engine = create_engine(config.rollout.engine, **engine_options(config, model, device))
+        engine = self._engine
+        # An engine of this process is given what was packed elsewhere as tensors; servers open it themselves.
+        self._packed: PackedLoading = (
+            engine if isinstance(engine, PackedLoading) else Unpacker(engine, torch.device(device))
+        )
 
     async def pid(self) -> int:
         """This process's id; answers once the engine is ready."""
@@ -42,6 +51,26 @@ class EngineHost:
     async def load(self, bucket: Packed) -> None:
         """See `RolloutEngine.load`."""
         await self._engine.load(unpack(bucket))
+
+    async def host(self) -> str:
+        """The host that this process is on."""
+        return host_name()
+
+    async def receivers(self) -> int:
+        """See `PackedLoading.receivers`."""
+        return self._packed.receivers
+
+    async def sees(self, handles: Sequence[str]) -> bool:
+        """See `PackedLoading.sees`."""
+        return await self._packed.sees(handles)
+
+    async def connect(self, meeting: Meeting, first_rank: int) -> None:
+        """See `PackedLoading.connect`."""
+        await self._packed.connect(meeting, first_rank)
+
+    async def load_packed(self, parts: Sequence[Bucket]) -> None:
+        """See `PackedLoading.load_packed`."""
+        await self._packed.load_packed(parts)
 
     async def end_update(self) -> Mapping[str, str]:
         """See `RolloutEngine.end_update`."""

@@ -2,16 +2,26 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
-from relax_rollout import Completion, Health, PauseMode, Request, WeightUpdateError
+from relax_rollout import (
+    Completion,
+    Health,
+    PauseMode,
+    Request,
+    TransferError,
+    WeightsLostError,
+    WeightUpdateError,
+)
+from relax_rollout.weights.broadcast import Meeting
+from relax_rollout.weights.bucket import Bucket
 from torch import Tensor
 
-from relax_core.cluster.errors import ClusterError, EnginesLostError
+from relax_core.cluster.errors import ClusterError, EnginesLostError, WeightsGoneError
 from relax_core.cluster.gate import Gate
 from relax_core.cluster.shared_tensors import pack
 
@@ -19,6 +29,14 @@ _log = logging.getLogger(__name__)
 
 _START_SHARE = 6
 """An engine may take so many times `timeout_s` to start: it loads a model."""
+
+_RETRY_S = 0.5
+
+Again = Callable[[int], AsyncIterator[Any]]
+"""Gives the weights of a version once more, as buckets in Ray's shared memory.
+
+Raises WeightsGoneError if the trainer has others by now, or is busy.
+"""
 
 Start = Callable[[int], Any]
 """Starts the engine of a number: an actor handle of `EngineHost`."""
@@ -29,6 +47,8 @@ class _Member:
     number: int
     actor: Any
     live: bool = True
+    behind: bool = False
+    reviving: bool = False
     resting: bool = False
     restarts: int = 0
     requests: int = 0
@@ -36,17 +56,18 @@ class _Member:
     @property
     def awake(self) -> bool:
         """It can take requests."""
-        return self.live and not self.resting
+        return self.live and not self.resting and not self.behind
 
 
 @dataclass
 class _Weights:
-    """What the engines serve: the version, what they keep, and where its buckets lie in shared memory."""
+    """What the engines serve and keep, and where its buckets lie in Ray's shared memory, if they do."""
 
     version: int
     kept: Collection[str] = ()
     buckets: list[Any] = field(default_factory=list)
     digests: Mapping[str, str] = field(default_factory=dict)
+    stored: bool = True
 
 
 class EngineGroup:
@@ -93,6 +114,7 @@ class EngineGroup:
         self._reviving: set[asyncio.Task[None]] = set()
         self._failure: ClusterError | None = None
         self._closed = False
+        self.again: Again | None = None
 
     async def open(self) -> list[int]:
         """Waits until every engine is ready; their process ids. From here on they are watched."""
@@ -141,6 +163,11 @@ class EngineGroup:
                 return completions
             except RayActorError as error:
                 self._bury(member, actor, error)
+            except WeightsLostError as error:
+                if not member.behind:
+                    _log.warning("engine %d: %s", member.number, error)
+                    member.behind = True
+                    self._see_to(member)
             finally:
                 member.requests -= len(part)
 
@@ -148,10 +175,7 @@ class EngineGroup:
         """The live engine with the fewest requests; waits for one to be revived."""
         async with self._changed:
             await self._changed.wait_for(
-                lambda: (
-                    self._failure is not None
-                    or any(member.live and not member.resting for member in self._members)
-                )
+                lambda: self._failure is not None or any(member.awake for member in self._members)
             )
         if self._failure is not None:
             raise self._failure
@@ -177,13 +201,29 @@ class EngineGroup:
         else:
             why = f"died ({str(error).splitlines()[0]})"
         _log.warning("engine %d %s: it is started anew", member.number, why)
+        self._see_to(member)
+
+    def _see_to(self, member: _Member) -> None:
+        if member.reviving:
+            return
+        member.reviving = True
         task = asyncio.get_running_loop().create_task(self._revive(member))
         self._reviving.add(task)
         task.add_done_callback(self._reviving.discard)
 
     async def _revive(self, member: _Member) -> None:
+        """Starts an engine that is not live, and gives one that is behind the weights of the others."""
         try:
-            while not member.live:
+            while not member.live or member.behind:
+                if member.live:
+                    actor = member.actor
+                    try:
+                        await self._bring_up(member)
+                    except RayActorError as error:
+                        self._bury(member, actor, error)
+                    except TimeoutError:
+                        self._bury(member, actor, None)
+                    continue
                 member.restarts += 1
                 if member.restarts > self._max_restarts:
                     raise ClusterError(
@@ -196,10 +236,8 @@ class EngineGroup:
                 try:
                     async with asyncio.timeout(_START_SHARE * self._timeout_s):
                         await _answer(member.actor.pid.remote())
-                    # An update in progress goes on without this engine, which then gets what came of it.
-                    async with self._updating:
-                        await self._synchronise(member)
-                        member.live = True
+                    member.behind = True
+                    await self._bring_up(member)
                 except RayActorError as error:
                     _log.warning("engine %d died while it started: %s", member.number, error)
                 except TimeoutError:
@@ -207,8 +245,30 @@ class EngineGroup:
                     _log.warning("engine %d did not start in time", member.number)
         except Exception as error:
             self._failure = error if isinstance(error, ClusterError) else ClusterError(str(error))
+        finally:
+            member.reviving = False
         async with self._changed:
             self._changed.notify_all()
+
+    async def _bring_up(self, member: _Member) -> None:
+        """Has the engine serve what the others do, or waits a moment where that cannot be had just now.
+
+        It is live then: an update that comes takes it along.
+        """
+        try:
+            # An update in progress goes on without this engine, which then gets what came of it.
+            async with self._updating:
+                if member.behind:
+                    await self._synchronise(member)
+                    member.live, member.behind = True, False
+            return
+        except (WeightsGoneError, TransferError) as error:
+            if not member.live:
+                _log.info("engine %d waits for weights: %s", member.number, error)
+            member.live = True
+        async with self._changed:
+            self._changed.notify_all()
+        await asyncio.sleep(_RETRY_S)
 
     async def _in_time(self, call: Awaitable[Any]) -> Any:
         async with asyncio.timeout(self._timeout_s):
@@ -218,9 +278,18 @@ class EngineGroup:
         weights = self._serving
         if weights is None:
             return
-        await self._in_time(member.actor.begin_update.remote(weights.version, weights.kept))
-        for bucket in weights.buckets:
-            await self._in_time(member.actor.load.remote(bucket))
+        if weights.stored:
+            await self._in_time(member.actor.begin_update.remote(weights.version, weights.kept))
+            for bucket in weights.buckets:
+                await self._in_time(member.actor.load.remote(bucket))
+        else:
+            assert self.again is not None, "whoever does not store weights gives them again"
+            begun = False
+            async for bucket in self.again(weights.version):
+                if not begun:
+                    await self._in_time(member.actor.begin_update.remote(weights.version, weights.kept))
+                    begun = True
+                await self._in_time(member.actor.load.remote(bucket))
         digests = await self._in_time(member.actor.end_update.remote())
         if digests != weights.digests:
             raise ClusterError(
@@ -229,10 +298,81 @@ class EngineGroup:
             )
         _log.info("engine %d serves version %d again", member.number, weights.version)
 
+    async def _live_member(self) -> None:
+        """Waits for an engine that can be given weights."""
+        async with self._changed:
+            await self._changed.wait_for(
+                lambda: self._failure is not None or any(member.live for member in self._members)
+            )
+        if self._failure is not None:
+            raise self._failure
+
+    @property
+    def updated(self) -> list[tuple[int, int]]:
+        """The engines that the open update began with, by number, and which start of each it is."""
+        return [(member.number, id(member.actor)) for member in self._updated]
+
+    async def see(self, offers: Mapping[int, Sequence[str]]) -> bool:
+        """Whether every engine can open the memory that it is offered; see `MemoryProbe`."""
+
+        live = [member for member in self._members if member.live]
+        answers = await asyncio.gather(*(self._each("sees", offers[m.number], among=[m]) for m in live))
+        return all(seen for answer in answers for _, seen in answer)
+
+    async def hosts(self) -> list[str]:
+        """Where the live engines are."""
+        return [host for _, host in await self._each("host")]
+
+    async def receivers(self) -> int:
+        """Processes of the open update's engines that take part in a broadcast."""
+        return sum(count for _, count in await self._each("receivers", among=self._updated))
+
+    async def connect(self, meeting: Meeting) -> None:
+        """Has the engines of the open update join a group, behind its first rank.
+
+        Raises:
+            TransferError: they did not come together.
+        """
+        counts = await self._each("receivers", among=self._updated)
+        first, calls = 1, []
+        for member, count in counts:
+            calls.append(self._each("connect", meeting, first, among=[member]))
+            first += count
+        answers = await asyncio.gather(*calls)
+        if len(counts) < len(self._updated) or not all(answers):
+            raise TransferError("an engine died before it had joined the group for weights")
+
+    async def load_packed(self, parts: Mapping[int, Sequence[Bucket]], *, broadcast: bool = False) -> None:
+        """Has every engine load a bucket that a rank has packed.
+
+        Args:
+            parts: by engine; see `PackedLoading.load_packed`.
+            broadcast: an engine that dies takes those with it that wait for the same bytes.
+
+        Raises:
+            TransferError: it did not arrive; the update is dropped, to be begun anew.
+        """
+        assert self._coming is not None, "no update is open"
+        self._coming.stored = False
+        try:
+            live = [member for member in self._updated if member.live]
+            answers = await asyncio.gather(
+                *(self._each("load_packed", parts[m.number], among=[m]) for m in live),
+            )
+            if broadcast and not all(answers):
+                raise TransferError("an engine died while weights were broadcast")
+        except BaseException:
+            self._drop_update()
+            raise
+
+    def drop_update(self) -> None:
+        """Gives up the open update, if there is one; a new one may be begun."""
+        self._drop_update()
+
     async def begin_update(self, version: int, kept: Collection[str] = ()) -> Mapping[str, str]:
         """See `RolloutEngine.begin_update`."""
         while True:
-            await self._free_member()
+            await self._live_member()
             if self._coming is None:
                 await self._updating.acquire()
             self._coming = _Weights(version, tuple(kept))
@@ -273,6 +413,8 @@ class EngineGroup:
             if not answers:
                 raise EnginesLostError("every engine died during a weight update")
             self._serving = replace(self._coming, digests=answers[0][1])
+            for member, _ in answers:
+                member.behind = False
             for member in self._members:
                 member.restarts = 0
         finally:

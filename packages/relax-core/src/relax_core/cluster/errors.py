@@ -11,3 +11,7 @@ class RankDiedError(RuntimeError):
 
 class EnginesLostError(RuntimeError):
     """Every engine has ended at once; those started in their place serve older weights."""
+
+
+class WeightsGoneError(RuntimeError):
+    """The trainer cannot give the weights that the engines serve: it trains, or has others by now."""

@@ -2,23 +2,30 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from relax_rollout import RolloutEngine
+from relax_rollout import RolloutEngine, TransferError
+from relax_rollout.weights.bucket import Bucket
 from torch import Tensor
 
 from relax_core.cluster.engines import EngineGroup
-from relax_core.cluster.errors import ClusterError, EnginesLostError, RankDiedError
+from relax_core.cluster.errors import ClusterError, EnginesLostError, RankDiedError, WeightsGoneError
 from relax_core.cluster.journal import Journal
 from relax_core.cluster.packed_samples import PackedSamples, split
 from relax_core.cluster.ranks import Ranks
 from relax_core.cluster.seats import Seats
 from relax_core.cluster.stream import open_stream
+from relax_core.cluster.weight_path import WeightPath, choose_path
 from relax_core.config.root import RelaxConfig
+from relax_core.device.registry import choose_device
 from relax_core.loop.policy import Scored, Trained
+from relax_core.loop.update_path import update_folder
 from relax_core.loop.weights import refuse_mismatch
 from relax_core.trainer.objective import TrainingObjective
 from relax_core.trainer.sample import Sample
@@ -48,6 +55,12 @@ class RayPolicy:
         self._stream = open_stream(config.cluster)
         self._saves: tuple[Path, int, bool] | None = None
         self._ranks = Ranks(config, seats, threads)
+        self._path: WeightPath | None = None
+        self._folder: str | None = None
+        self._met: list[tuple[int, int]] | None = None
+        # Whether the engines serve what the ranks hold; and whoever calls the ranks outside of an update.
+        self._served = False
+        self._using = threading.Lock()
 
     @property
     def pids(self) -> list[int]:
@@ -67,44 +80,122 @@ class RayPolicy:
     ) -> StepMetrics:
         """See `Policy`."""
         packed = PackedSamples.pack(samples)
+        self._served = False
         with self._offered(packed) as ticket:
             metrics: StepMetrics = self._call("step", ticket, objective, of)[0]
         self._journal.add((packed, objective, of))
         return metrics
 
     async def update(self, engine: RolloutEngine, version: int) -> int:
-        """See `Policy`; buckets go through the shared memory of Ray, the next while one is loaded."""
+        """See `Policy`; a bucket is made while the one before travels."""
         assert isinstance(engine, EngineGroup), "engines of a cluster are updated by its own ranks"
+        engine.again = self._again
         for attempt in range(self._config.cluster.max_restarts + 1):
             try:
-                return await self._update(engine, version)
+                compared = await self._update(engine, version)
             except RankDiedError as died:
+                engine.drop_update()
                 await asyncio.to_thread(self._recover, died, attempt)
-            except EnginesLostError as lost:
-                _log.warning("%s: it is made again", lost)
+            except (EnginesLostError, TransferError) as lost:
+                engine.drop_update()
+                self._met = None
+                _log.warning("update to version %d: %s: it is made again", version, lost)
+            else:
+                self._served = True
+                return compared
         raise ClusterError(
             f"no update to version {version} came through in {self._config.cluster.max_restarts + 1} attempts"
         )
 
     async def _update(self, engine: EngineGroup, version: int) -> int:
-        kept, *_ = await asyncio.to_thread(self._ranks.call, "kept_names")
+        if self._path is None:
+            device = choose_device(self._config.run.device)
+            self._path = await choose_path(self._config, device, self._ranks, engine)
+        kept = (await self._ask("kept_names"))[0]
         dtypes = await engine.begin_update(version, kept)
-        await asyncio.to_thread(self._ranks.call, "begin_export")
-        expected: dict[str, str] = {}
+        if self._path.path == "store":
+            expected = await self._by_store(engine, dtypes)
+        else:
+            expected = await self._packed(engine, dtypes, self._path)
         if kept:
-            expected, *_ = await asyncio.to_thread(self._ranks.call, "kept_digests", dtypes)
+            expected |= (await self._ask("kept_digests", dtypes))[0]
+        return refuse_mismatch(await engine.end_update(), expected, version)
+
+    async def _by_store(self, engine: EngineGroup, dtypes: Mapping[str, str]) -> dict[str, str]:
+        await self._ask("begin_export")
+        expected: dict[str, str] = {}
         ahead = asyncio.create_task(self._next_bucket(dtypes))
         while True:
             bucket, digests = await ahead
             if digests is None:
-                break
+                return expected
             ahead = asyncio.create_task(self._next_bucket(dtypes))
             expected |= digests
             await engine.load_shared(bucket)
-        return refuse_mismatch(await engine.end_update(), expected, version)
+
+    async def _packed(
+        self, engine: EngineGroup, dtypes: Mapping[str, str], path: WeightPath
+    ) -> dict[str, str]:
+        """Buckets that engines take from where a rank has packed them."""
+        if path.path == "disk" and self._folder is None:
+            folder = update_folder(self._config)
+            folder.mkdir(parents=True, exist_ok=True)
+            self._folder = tempfile.mkdtemp(prefix="relax-weights-", dir=folder)
+        await self._ask("begin_export", path.path, self._folder)
+        broadcast = path.path == "broadcast"
+        if broadcast and engine.updated != self._met:
+            await self._meet(engine)
+        packing = {rank for own in path.sources.values() for rank in own} or {0}
+        sources = path.sources or {number: (0,) for number, _ in engine.updated}
+        expected: dict[str, str] = {}
+        ahead = asyncio.create_task(self._ask("next_packed", dtypes, packing))
+        try:
+            while True:
+                answers = await ahead
+                if answers[0] is None:
+                    break
+                # Whoever broadcasts has begun before it makes the next bucket, which then goes along.
+                sending = [asyncio.create_task(self._ask("send"))] if broadcast else []
+                ahead = asyncio.create_task(self._ask("next_packed", dtypes, packing))
+                expected |= answers[min(packing)][1]
+                for parts in _by_engine(sources, [answer[0] for answer in answers]):
+                    await engine.load_packed(parts, broadcast=broadcast)
+                await asyncio.gather(*sending)
+            if broadcast:
+                await self._ask("finish_sending")
+        finally:
+            # No rank is left in the middle of what all of them do together.
+            await asyncio.gather(ahead, return_exceptions=True)
+        return expected
+
+    async def _meet(self, engine: EngineGroup) -> None:
+        size = 1 + await engine.receivers()
+        meeting = (await self._ask("offer_group", size, self._config.cluster.engine_timeout_s))[0]
+        await asyncio.gather(engine.connect(meeting), self._ask("meet"))
+        self._met = engine.updated
+
+    async def _ask(self, method: str, *arguments: Any) -> list[Any]:
+        return await asyncio.to_thread(self._ranks.call, method, *arguments)
+
+    async def _again(self, version: int) -> AsyncIterator[Any]:
+        """The weights that were sent last, for an engine that has lost them; see `EngineGroup`."""
+        if not self._served or not self._using.acquire(blocking=False):
+            raise WeightsGoneError(f"the trainer is busy, or has others than those of version {version}")
+        try:
+            await self._ask("begin_export")
+            while True:
+                bucket, digests = await self._next_bucket({})
+                if digests is None:
+                    return
+                yield bucket
+        except RankDiedError as died:
+            raise WeightsGoneError(str(died)) from died
+        finally:
+            self._using.release()
 
     async def _next_bucket(self, dtypes: Mapping[str, str]) -> tuple[Any, dict[str, str] | None]:
-        bucket, digests, *_ = await asyncio.to_thread(self._ranks.call, "next_bucket", dtypes, first=2)
+        ranks = self._ranks
+        bucket, digests, *_ = await asyncio.to_thread(ranks.call, "next_bucket", dtypes, first=2)
         return bucket, digests
 
     def export(self, directory: Path) -> None:
@@ -134,6 +225,7 @@ class RayPolicy:
 
     def load(self, directory: Path) -> dict[str, Any]:
         """See `Policy`."""
+        self._served = False
         state: dict[str, Any] = self._call("load", directory)[0]
         self._journal.mark(directory)
         self._journal.confirm()
@@ -142,6 +234,8 @@ class RayPolicy:
     def close(self) -> None:
         """Ends the ranks."""
         self._ranks.close()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
         self._stream.close()
         self._journal.close()
 
@@ -153,11 +247,12 @@ class RayPolicy:
         self._stream.drop(ticket)
 
     def _call(self, method: str, *arguments: Any) -> list[Any]:
-        for attempt in range(self._config.cluster.max_restarts + 1):
-            try:
-                return self._ranks.call(method, *arguments)
-            except RankDiedError as died:
-                self._recover(died, attempt)
+        with self._using:
+            for attempt in range(self._config.cluster.max_restarts + 1):
+                try:
+                    return self._ranks.call(method, *arguments)
+                except RankDiedError as died:
+                    self._recover(died, attempt)
         raise AssertionError("recovery raises after the last attempt")
 
     def _recover(self, died: RankDiedError, attempt: int) -> None:
@@ -175,6 +270,7 @@ class RayPolicy:
         )  # fmt: skip
         self._journal.withdraw()
         self._ranks.close()
+        self._met = None
         self._ranks = Ranks(self._config, self._seats, self._threads)
         try:
             if base is not None:
@@ -186,3 +282,17 @@ class RayPolicy:
                 self._ranks.call("save_to", *self._saves)
         except RankDiedError as again:
             self._recover(again, attempt + 1)
+
+
+def _by_engine(
+    sources: Mapping[int, Sequence[int]], packed: Sequence[Sequence[Bucket]]
+) -> Iterator[dict[int, list[Bucket]]]:
+    """One bucket of every rank after the other, for each engine those of its ranks.
+
+    Args:
+        sources: by engine, its ranks.
+        packed: by rank, what it packed; ranks of one engine packed alike.
+    """
+    count = max(len(buckets) for buckets in packed)
+    for place in range(count):
+        yield {n: [packed[rank][place] for rank in own] for n, own in sources.items()}

@@ -2,7 +2,9 @@
 
 import logging
 import os
+import socket
 import sys
+from pathlib import Path
 
 from relax_core.config.root import RelaxConfig
 
@@ -19,3 +21,9 @@ def prepare_process(config: RelaxConfig, threads: int) -> None:
     logging.basicConfig(stream=sys.stderr, level=config.run.log_level.upper())
     os.environ["OMP_NUM_THREADS"] = str(threads)
     torch.set_num_threads(threads)
+
+
+def host_name() -> str:
+    """Of this host, the same in all of its processes; a container that starts elsewhere has another one."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return f"{socket.gethostname()} {boot.read_text().strip() if boot.exists() else ''}"

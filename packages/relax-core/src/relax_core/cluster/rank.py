@@ -1,7 +1,7 @@
 """A trainer rank in a process of its own: a `LocalPolicy` behind calls."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
@@ -12,10 +12,14 @@ import ray
 import torch
 from numpy.typing import NDArray
 from relax_rollout import tensor_digest
+from relax_rollout.weights.broadcast import Meeting
+from relax_rollout.weights.bucket import Bucket
+from relax_rollout.weights.probe import MemoryProbe
+from relax_rollout.weights.sender import SendingPath, WeightSender
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
-from relax_core.cluster.process import prepare_process
+from relax_core.cluster.process import host_name, prepare_process
 from relax_core.cluster.shared_tensors import Packed, pack
 from relax_core.cluster.stream import SampleStream, open_stream
 from relax_core.config.root import RelaxConfig
@@ -47,6 +51,7 @@ class TrainerRank:
         self._store: Any = None
         self._stream: SampleStream | None = None
         self._export: Iterator[Mapping[str, Tensor]] = iter(())
+        self._sender: WeightSender | None = None
 
     def offer(self) -> tuple[str, int]:
         """Opens the store where the ranks meet; its host and port. Asked of rank 0."""
@@ -94,9 +99,94 @@ class TrainerRank:
         """See `KeptWeights`; empty on all ranks but the first."""
         return self._policy.kept.digests(dtypes) if self._rank == 0 else {}
 
-    def begin_export(self) -> None:
-        """From here on `next_bucket` gives the present weights, which must not change until the last one."""
+    def host(self) -> str:
+        """The host that this process is on."""
+        return host_name()
+
+    def offer_memory(self) -> str:
+        """What an engine needs to see whether it can open this rank's memory."""
+        self._probe = MemoryProbe(self._policy.world.torch_device)
+        return self._probe.handle
+
+    def withdraw_memory(self) -> None:
+        """Ends `offer_memory`."""
+        self._probe.close()
+
+    def begin_export(self, path: SendingPath | None = None, folder: str | None = None) -> None:
+        """From here on the present weights are given, which must not change until the last one.
+
+        Args:
+            path: by which `next_packed` packs them; None if they go through Ray, by `next_bucket`.
+            folder: of the path disk.
+        """
         self._export = buckets(self._policy.changing_tensors(), BUCKET_BYTES)
+        if path is None:
+            return
+        if self._sender is None:
+            device = self._policy.world.torch_device.type
+            lent = self._policy.own_memory() if path == "ipc" and device != "cpu" else ()
+            self._sender = WeightSender(path, folder=folder, lent=lent)
+        self._sender.begin()
+
+    def next_packed(
+        self, dtypes: Mapping[str, str], sources: Collection[int]
+    ) -> tuple[list[Bucket], dict[str, str]] | None:
+        """Some more weights where this rank packed them, and their digests as an engine should give them.
+
+        Args:
+            dtypes: of the engine's weights, by name.
+            sources: the ranks that pack; others take part only.
+
+        Returns:
+            None after the last bucket.
+        """
+        bucket = next(self._export, None)
+        if bucket is None:
+            return None
+        if self._rank not in sources:
+            return [], {}
+        assert self._sender is not None, "begin_export comes first"
+        packed = self._sender.pack(bucket, dtypes)
+        entries = (entry for one in packed for entry in one.entries)
+        return packed, {e.name: e.digest for e in entries if e.name in dtypes and e.digest is not None}
+
+    def offer_group(self, size: int, wait_s: float) -> Meeting | None:
+        """Where a group for broadcasts comes together; None except on rank 0."""
+        if self._rank != 0:
+            return None
+        assert self._sender is not None, "begin_export comes first"
+        host: str = ray.util.get_node_ip_address()
+        backend = {"cpu": "gloo", "npu": "hccl"}.get(self._policy.world.device.name, "nccl")
+        return self._sender.offer(host, size, backend, wait_s)
+
+    def meet(self) -> None:
+        """Waits for that group.
+
+        Raises:
+            TransferError: the others did not come.
+        """
+        if self._rank == 0:
+            assert self._sender is not None, "begin_export comes first"
+            self._sender.meet(self._policy.world.torch_device)
+
+    def send(self) -> None:
+        """Begins to broadcast what was packed last.
+
+        Raises:
+            TransferError: an engine is gone.
+        """
+        if self._rank == 0:
+            assert self._sender is not None, "begin_export comes first"
+            self._sender.send()
+
+    def finish_sending(self) -> None:
+        """Waits for the broadcasts.
+
+        Raises:
+            TransferError: see `send`.
+        """
+        if self._rank == 0 and self._sender is not None:
+            self._sender.finish()
 
     def next_bucket(self, dtypes: Mapping[str, str]) -> tuple[Packed | None, dict[str, str] | None]:
         """Some more weights by their Hugging Face names, and their digests as an engine should give them.

@@ -1,4 +1,4 @@
-"""Which way weights take to the engines, as far as the settings tell; a run tries it and logs what it found."""
+"""Which way weights take to the engines, as far as settings tell; a run tries it and logs what it found."""
 
 from pathlib import Path
 

@@ -147,9 +147,7 @@ def _every_engine_has_prompts(cluster: ClusterConfig, rollout: RolloutConfig) ->
         )
 
 
-def _weights_have_a_way(
-    cluster: ClusterConfig, rollout: RolloutConfig, run: RunConfig
-) -> Iterator[Problem]:
+def _weights_have_a_way(cluster: ClusterConfig, rollout: RolloutConfig, run: RunConfig) -> Iterator[Problem]:
     """A path of weights that was asked for must exist between the trainer and the engines."""
     asked = rollout.update_path
     if asked == "auto":

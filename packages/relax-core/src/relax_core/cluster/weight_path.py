@@ -1,0 +1,87 @@
+"""By which path the weights of a cluster's ranks come to its engines: what works is tried."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from relax_core.cluster.config import ClusterConfig
+from relax_core.cluster.engines import EngineGroup
+from relax_core.cluster.errors import ClusterError
+from relax_core.cluster.ranks import Ranks
+from relax_core.config.root import RelaxConfig
+
+_log = logging.getLogger(__name__)
+
+Path = Literal["ipc", "store", "broadcast", "disk"]
+"""ipc: engines open the ranks' memory. store: Ray's shared memory, which it copies where hosts differ."""
+
+
+@dataclass(frozen=True)
+class WeightPath:
+    """What was chosen.
+
+    Attributes:
+        path: how weights travel.
+        why: for the log.
+        sources: by engine, the ranks whose memory its processes open, one for all of them or one for each.
+    """
+
+    path: Path
+    why: str
+    sources: Mapping[int, tuple[int, ...]]
+
+
+def memory_sources(cluster: ClusterConfig, device: str, each: int) -> dict[int, tuple[int, ...]]:
+    """By engine, the ranks on whose devices it samples; on a CPU all share the first rank's memory.
+
+    Args:
+        cluster: numbers and placement.
+        device: name of the device, such as "cuda".
+        each: devices of one engine.
+    """
+    if device == "cpu":
+        return dict.fromkeys(range(cluster.engines), (0,))
+    if cluster.placement != "colocate":
+        return {}
+    return {number: tuple(range(number * each, (number + 1) * each)) for number in range(cluster.engines)}
+
+
+async def choose_path(config: RelaxConfig, device: str, ranks: Ranks, engines: EngineGroup) -> WeightPath:
+    """The path that was asked for, or the first one that works; it is logged.
+
+    Raises:
+        ClusterError: `rollout.update_path` is ipc and no memory is shared.
+    """
+    chosen = await _choose(config, device, ranks, engines)
+    named = "ipc (Ray's shared memory)" if chosen.path == "store" else chosen.path
+    _log.info("weights travel by %s: %s", named, chosen.why)
+    return chosen
+
+
+async def _choose(config: RelaxConfig, device: str, ranks: Ranks, engines: EngineGroup) -> WeightPath:
+    asked = config.rollout.update_path
+    if asked in ("broadcast", "disk"):
+        return WeightPath(asked, "as asked for", {})
+    each = config.sglang.tensor if config.rollout.engine == "sglang" else 1
+    sources = memory_sources(config.cluster, device, each)
+    if sources:
+        offers = await asyncio.to_thread(ranks.call, "offer_memory")
+        try:
+            seen = await engines.see({n: [offers[rank] for rank in own] for n, own in sources.items()})
+        finally:
+            await asyncio.to_thread(ranks.call, "withdraw_memory")
+        if seen:
+            return WeightPath("ipc", "every engine opens the memory of ranks on its devices", sources)
+    hosts = {*await asyncio.to_thread(ranks.call, "host"), *await engines.hosts()}
+    if len(hosts) == 1:
+        return WeightPath("store", "ranks and engines are on one host, and not on the same devices", {})
+    if asked == "ipc":
+        raise ClusterError(
+            f"rollout.update_path is ipc, and ranks and engines are on {len(hosts)} hosts, which share no "
+            "memory: set it to auto or broadcast"
+        )
+    if device != "cpu" and config.cluster.placement != "async":
+        return WeightPath("store", "there are several hosts, and a collective takes one process a device", {})
+    return WeightPath("broadcast", f"ranks and engines are on {len(hosts)} hosts", {})

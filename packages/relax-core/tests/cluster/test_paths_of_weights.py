@@ -1,0 +1,39 @@
+"""Real runs on Ray by every path of weights: equal bits to those of one process, whoever dies on the way."""
+
+import logging
+
+from relax_core.cluster.config import ClusterConfig
+from relax_core.cluster.weight_path import memory_sources
+
+SHORT = {"run": {"steps": 2}}
+
+
+def test_runs_by_broadcast_and_by_disk_give_the_bits_of_one_process_though_an_engine_dies(
+    small_run, finish, same_results, killing, caplog, tmp_path
+):
+    """By broadcast nothing is kept: the trainer gives the weights again, which it still has."""
+    caplog.set_level(logging.INFO, "relax_core.cluster")
+    inline = finish(small_run(**SHORT), "inline")
+    folder = tmp_path / "weights"
+    for path, more, death in (
+        ("broadcast", {}, {2: ("engine", 0)}),
+        ("disk", {"update_folder": str(folder)}, {}),
+    ):
+        killed = killing(death)
+        settings = {**SHORT, "cluster": {"mode": "ray"}, "rollout": {"update_path": path, **more}}
+        same_results(finish(small_run(**settings), path), inline)
+        assert len(killed) == (path == "broadcast")
+        assert f"weights travel by {path}: as asked for" in caplog.text
+    assert "engine 0 serves version 1 again" in caplog.text
+    assert not list(folder.iterdir())
+
+
+def cluster(**settings):
+    return ClusterConfig(mode="ray", **settings)
+
+
+def test_engines_open_the_memory_of_the_ranks_on_their_devices():
+    assert memory_sources(cluster(trainer_ranks=4, engines=2), "cuda", 2) == {0: (0, 1), 1: (2, 3)}
+    assert memory_sources(cluster(trainer_ranks=4, engines=2), "cpu", 1) == {0: (0,), 1: (0,)}
+    apart = cluster(placement="async", trainer_ranks=2, engines=2)
+    assert memory_sources(apart, "npu", 1) == {}
