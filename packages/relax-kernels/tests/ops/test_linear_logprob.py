@@ -7,7 +7,7 @@ import relax_kernels as rk
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from relax_kernels.testing import NotServed, Target, assert_near, grads_of, tolerance
+from relax_kernels.testing import Case, NotServed, Target, assert_near, grads_of, parity_cases, tolerance
 from torch.overrides import TorchFunctionMode
 
 
@@ -221,3 +221,22 @@ def test_bad_inputs_are_refused_by_name() -> None:
             rk.linear_logprob(hidden, weight, token_T, top_k=top_k)
     with pytest.raises(rk.InvalidInput, match="weight_VD is torch"):
         rk.linear_logprob(hidden, weight.bfloat16(), token_T)
+
+
+LOGPROB_CASES = [case for case in parity_cases() if case.op == "linear_logprob"]
+
+
+@pytest.mark.parametrize("case", LOGPROB_CASES, ids=lambda case: case.name)
+def test_where_targets_cannot_be_looked_at_the_reference_gives_the_same(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("relax_kernels.torch_backend.logprob.on_host", lambda x: False)
+    case.check(Target("torch", "cpu"))
+
+
+def test_where_targets_cannot_be_looked_at_tokens_without_one_do_not_matter_either(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("relax_kernels.torch_backend.logprob.on_host", lambda x: False)
+    test_tokens_without_target_do_not_matter_at_all(Target("torch", "cpu"))
+    test_the_chunk_changes_nothing(Target("torch", "cpu"))

@@ -12,6 +12,7 @@ import torch
 
 from relax_kernels.ops.adam_shards import AdamShards
 from relax_kernels.split_float import cut_to_bfloat16, join_float32, split_float32
+from relax_kernels.torch_backend.typed import on_host
 
 SLICE = 2**24
 """Elements worked on at once, which bounds the temporaries."""
@@ -66,11 +67,6 @@ def adamw_step(
             upper_N, lower_N = split_float32(exact_N)
             weight_N[part].copy_(upper_N)
             rest_N[part].copy_(lower_N)
-
-
-def on_host(scale: torch.Tensor) -> bool:
-    """Tell whether a number can be looked at without waiting for a device."""
-    return scale.device.type == "cpu"
 
 
 def adamw_steps(shards: AdamShards, **options: Any) -> None:

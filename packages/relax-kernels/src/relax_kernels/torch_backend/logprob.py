@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
 from relax_kernels.top_k import largest_over_ranks
-from relax_kernels.torch_backend.typed import accumulation_dtype, apply
+from relax_kernels.torch_backend.typed import accumulation_dtype, apply, on_host
 
 CHUNK_BYTES = 64 * 2**20
 """Logits of one chunk take at most this much, if the caller does not choose the chunk."""
@@ -38,6 +38,12 @@ def linear_logprob(
     if chunk_tokens is None:
         row_bytes = weight_VD.shape[0] * accumulation_dtype(hidden_TD.dtype).itemsize
         chunk_tokens = max(1, CHUNK_BYTES // row_bytes)
+    on_device = not on_host(target_T)
+    if on_device:
+        # Which rows have a target is not known without waiting for the device: all are computed.
+        counted_T = target_T >= 0
+        counted_T1 = counted_T.unsqueeze(1)
+        hidden_TD, target_T = torch.where(counted_T1, hidden_TD, 0.0), target_T.clamp(min=0)
     logprob_T, entropy_T, topk_TK, index_TK = apply(
         _LinearLogProb,
         hidden_TD,
@@ -50,6 +56,9 @@ def linear_logprob(
         process_group,
         reduce_hidden_grad,
     )
+    if on_device:
+        logprob_T, entropy_T = (torch.where(counted_T, x_T, 0.0) for x_T in (logprob_T, entropy_T))
+        topk_TK, index_TK = torch.where(counted_T1, topk_TK, 0.0), torch.where(counted_T1, index_TK, -1)
     largest = (None, None) if top_k is None else (topk_TK, index_TK)
     return logprob_T, entropy_T if with_entropy else None, *largest
 
@@ -141,8 +150,9 @@ class _LinearLogProb(torch.autograd.Function):
 
 
 def _chunks(target_T: torch.Tensor, chunk_tokens: int) -> list[slice | torch.Tensor]:
-    """Rows that have a target, a chunk at a time: as slices if all have one, else as indices."""
-    rows = (target_T >= 0).nonzero()[:, 0]
+    """Rows that have a target, a chunk at a time: as slices if all have one, as on a device, else as
+    indices."""
+    rows = (target_T >= 0).nonzero()[:, 0] if on_host(target_T) else target_T
     starts = range(0, len(rows), chunk_tokens)
     if len(rows) == len(target_T):
         return [slice(start, start + chunk_tokens) for start in starts]

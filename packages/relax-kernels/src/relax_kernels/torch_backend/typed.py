@@ -15,3 +15,8 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
     """Call an autograd function."""
     return function.apply(*arguments)  # type: ignore[no-untyped-call]
+
+
+def on_host(x: torch.Tensor) -> bool:
+    """Tell whether a tensor's values can be looked at without waiting for a device."""
+    return x.device.type == "cpu"

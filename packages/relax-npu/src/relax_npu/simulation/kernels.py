@@ -20,6 +20,9 @@ executed: Counter[str] = Counter()
 generator = torch.Generator()
 """The device's own generator of random numbers."""
 
+_SIZED_BY_VALUES = ("nonzero", "masked_select", "_unique", "unique", "equal")
+"""Operators whose result the host has to wait for, since its size depends on values or it is a truth."""
+
 _CPU_KERNELS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _libraries: list[torch.library.Library] = []
 
@@ -60,6 +63,8 @@ def on_npu(values: Any) -> Any:
 def run(op: Any, *args: Any, **kwargs: Any) -> Any:
     """The kernel of every operator that has none of its own here."""
     executed[str(op)] += 1
+    if str(op).removeprefix("aten.").startswith(_SIZED_BY_VALUES):
+        executed["npu.synchronize"] += 1
     require_one_device(str(op), (args, kwargs))
     returns = op._schema.returns
     if any(r.alias_info is not None and not r.alias_info.is_write for r in returns):
