@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import torch_npu
 from relax_npu import ProbeState, probe
@@ -17,10 +18,10 @@ PINS = load_pins()
 WITHOUT = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
 
 
-def run(program: str, **environment: str) -> object:
+def run(program: str, *arguments: str, **environment: str) -> object:
     """What a program prints as JSON in its last line; its environment is this one with some changes."""
     done = subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, "-c", program, *arguments],
         env=os.environ | environment,
         capture_output=True,
         text=True,
@@ -125,6 +126,33 @@ def test_megatron_means_the_npu_and_hccl_is_the_group_of_its_collectives() -> No
     """What megatron took from torch before the transfer follows it."""
     kinds = ["torch.cuda.FloatTensor", "torch.npu.FloatTensor"]
     assert run(MEGATRON) == [True, 1, *kinds, True, "hccl", 1]
+
+
+WATCHED = """
+import json, pickle, sys
+from pathlib import Path
+from relax_npu import NpuDevice
+device, folder = NpuDevice(), Path(sys.argv[1])
+device.init(0)
+import torch
+kept = device.record_memory(True)
+held = torch.ones(1000, device="npu")
+device.dump_memory(folder / "a.pickle")
+device.record_memory(False)
+found = pickle.loads((folder / "a.pickle").read_bytes())
+with device.profile(folder, "step_3"):
+    held += 1
+folders = [path.name for path in folder.iterdir() if path.is_dir()]
+print(json.dumps([device.chip(), kept, sorted(found), folders]))
+"""
+
+
+def test_profiles_and_snapshots_of_memory_are_made_by_the_real_torch_npu(tmp_path: Path) -> None:
+    """Without a driver the profile is empty; that it is asked for as the library wants it is seen."""
+    chip, kept, parts, folders = run(WATCHED, str(tmp_path))
+    assert (chip, kept) == ("Ascend910_9391", True)
+    assert {"segments", "device_traces"} <= set(parts)
+    assert all(name.startswith("step_3_") for name in folders)
 
 
 def test_the_profiler_has_the_names_of_its_documentation() -> None:

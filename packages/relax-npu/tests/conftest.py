@@ -35,6 +35,7 @@ TORCH_NPU = """
         set_device=lambda index: torch.calls.append(("set_device", index)),
         current_device=lambda: 0,
         get_device_properties=lambda index: MEMORY,
+        get_device_name=lambda: MEMORY.name,
         manual_seed_all=lambda seed: torch.calls.append(("npu.manual_seed_all", seed)),
         synchronize=lambda: torch.calls.append(("synchronize",)),
         memory_allocated=lambda: 3, memory_reserved=lambda: 5, max_memory_allocated=lambda: 4,

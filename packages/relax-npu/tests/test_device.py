@@ -75,6 +75,50 @@ def test_methods_reach_torch_npu(working) -> None:
     assert drawn == random.Random(seed).random()
 
 
+PROFILER = """
+    import enum, torch
+    class ProfilerActivity(enum.Enum):
+        CPU, NPU = 0, 1
+    def tensorboard_trace_handler(dir_name, worker_name): return dir_name, worker_name
+    class profile:
+        def __init__(self, *, activities, on_trace_ready):
+            self.told = ["profile", [one.name for one in activities], on_trace_ready]
+        def __enter__(self): torch.calls.append(self.told)
+        def __exit__(self, *error): torch.calls.append(["profiled", error[0] is None])
+"""
+MEMORY = """
+    import torch
+    def _record_memory_history(enabled, max_entries): torch.calls.append(["record", enabled, max_entries])
+    def _snapshot(): return {"segments": [1]}
+    def _dump_snapshot(filename): raise AssertionError("its file can be read by root alone")
+"""
+
+
+def test_profiles_and_memory_go_through_torch_npu_s_own(working, tmp_path) -> None:
+    working.module("torch_npu.profiler", PROFILER)
+    working.module("torch_npu.npu.memory", MEMORY)
+    source = f"""
+        import pickle
+        from pathlib import Path
+        from relax_npu import NpuDevice
+        device, file = NpuDevice(), Path({str(tmp_path)!r}) / "a.pickle"
+        with device.profile(Path("there"), "step_3"): pass
+        kept = device.record_memory(True)
+        device.dump_memory(file)
+        device.record_memory(False)
+        import torch
+        answer = [device.chip(), kept, pickle.loads(file.read_bytes()), torch.calls]
+    """
+    chip, kept, snapshot, calls = working.tell(source)
+    assert (chip, kept, snapshot) == ("Ascend910_9391", True, {"segments": [1]})
+    profile, profiled, record, forget = calls
+    assert profile == ["profile", ["CPU", "NPU"], ["there", "step_3"]]
+    assert profiled == ["profiled", True]
+    assert record[:2] == ["record", "all"]
+    assert 0 < record[2] < 10**7, "not without end"
+    assert forget[:2] == ["record", None]
+
+
 def test_visible_ids_are_the_physical_ones_of_the_variable(bench) -> None:
     source = "from relax_npu import NpuDevice; answer = NpuDevice().visible_ids()"
     assert bench.tell(source, ASCEND_RT_VISIBLE_DEVICES="3,7") == ["3", "7"]

@@ -74,9 +74,20 @@ def test_supervised_fine_tuning_on_one_model_over_two_ranks(two_ranks, tmp_path)
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = {"path": str(tmp_path / "rows.jsonl"), "eval_path": None, "eval_fraction": 0.2}
     flags, two, one = two_ranks(2, algorithm={"name": "sft"}, sft={"samples_per_step": 8}, data=data)
-    done = torchrun(*flags, "--parallel.tensor", "2", "--parallel.sequence")
+    watched = ("--run.trace", "--run.profile_from", "2")
+    done = torchrun(*flags, "--parallel.tensor", "2", "--parallel.sequence", *watched)
     assert done.returncode == 0, done.stderr
     same(metrics(two), metrics(one))
+    assert {file.name for file in (two / "profile").iterdir()} == {"step_2_rank0.json", "step_2_rank1.json"}
+    events = json.loads((two / "trace.json").read_text())
+    (other,) = (e["pid"] for e in events if e["name"] == "process_name" and e["args"]["name"] == "rank 1")
+    phases = [e for e in events if e["ph"] == "X" and e["pid"] == 1 and e["name"] == "train"]
+    steps = [e for e in events if e["ph"] == "X" and e["pid"] == other and e["name"] == "train policy"]
+    assert len(phases) == len(steps) == 2
+    for phase, step in zip(phases, steps, strict=True):
+        # The ranks wait for one another in every step.
+        assert step["ts"] <= phase["ts"] + phase["dur"]
+        assert step["ts"] + step["dur"] >= phase["ts"]
 
 
 def test_a_rank_beside_the_first_says_nothing_and_lets_it_speak(monkeypatch, capsys):

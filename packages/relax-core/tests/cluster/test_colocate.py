@@ -1,5 +1,6 @@
 """The same loop with its roles on Ray: equal bits, whoever dies on the way."""
 
+import json
 import logging
 
 import psutil
@@ -30,13 +31,36 @@ def test_one_rank_and_one_engine_give_the_bits_of_one_process_though_both_are_ki
     assert any("starts again from step_2 and repeats 1 optimizer steps" in line for line in said)
 
 
-def test_two_ranks_and_two_engines_train_the_same_model(small_run, finish, killing):
+def test_two_ranks_and_two_engines_train_the_same_model(small_run, finish, killing, tmp_path):
     """Sums are rounded in another order: metrics to 1e-4, weights to what Adam makes of round-off."""
     one = finish(small_run(**TWO), "inline")
     killing({2: ("engine", 1, 0.02)})
-    two = finish(small_run(**TWO, cluster={**RAY, "trainer_ranks": 2, "engines": 2}), "ray")
+    traced = {"run": {**TWO["run"], "trace": True}}
+    two = finish(small_run(**traced, cluster={**RAY, "trainer_ranks": 2, "engines": 2}), "ray")
     assert [record["step"] for record in two[0]] == [0, 1, 2]
     for mine, theirs in zip(one[0], two[0], strict=True):
         assert mine == pytest.approx(theirs, rel=2e-4, abs=2e-5)
     for name, tensor in one[1].items():
         torch.testing.assert_close(two[1][name], tensor, rtol=0, atol=1e-3, msg=name)
+    timeline_has_every_rank_and_the_reward_s_workers(tmp_path / "ray" / "trace.json")
+
+
+def timeline_has_every_rank_and_the_reward_s_workers(file):
+    events = json.loads(file.read_text())
+    spans = [event for event in events if event["ph"] == "X"]
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert {"rank 0", "rank 1"} < {*names.values()}
+    by_process = {
+        name: [e for e in spans if e["pid"] == pid and e["name"] in ("train policy", "judge")]
+        for pid, name in names.items()
+    }
+    phases = [e for e in spans if e["pid"] == 1 and e["name"] == "train"]
+    for rank in ("rank 0", "rank 1"):
+        assert len(by_process[rank]) == len(phases) == 2
+        for phase, step in zip(phases, by_process[rank], strict=True):
+            # Processes of one machine share a clock, which is found out.
+            assert phase["ts"] <= step["ts"] <= step["ts"] + step["dur"] <= phase["ts"] + phase["dur"]
+    workers = [spans for name, spans in by_process.items() if name.startswith("reward worker ")]
+    # A call that is late on a slow machine has no times.
+    scored = sum(e["args"]["completions"] for e in spans if e["name"] == "score")
+    assert 0 < sum(map(len, workers)) <= scored

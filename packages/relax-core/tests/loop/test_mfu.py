@@ -17,13 +17,31 @@ def test_the_driver_s_name_is_found_in_the_table():
     assert spec_of("NVIDIA A100-SXM4-80GB") == "a100"
     assert spec_of("NVIDIA GeForce RTX 4090") is None
     assert spec_of("cpu") is None
+    # CANN's names: a 910C card shows its two dies as two of these; a 910B is another chip.
+    assert spec_of("Ascend910_9391") == spec_of("Ascend910_9362") == "910c-die"
+    assert spec_of("Ascend910B2") is None
 
 
-def test_the_peak_is_of_all_ranks_and_only_where_it_is_known():
-    config = load_config("quickstart", ["--trainer.precision=bf16"])
-    assert peak_flops(config, lambda: "NVIDIA H200") == 989.5e12
-    assert peak_flops(config, lambda: "cpu") is None
-    assert peak_flops(load_config("quickstart", ["--trainer.precision=fp32"]), lambda: "NVIDIA H200") is None
+@pytest.mark.parametrize(
+    ("flags", "chip", "peak"),
+    [
+        (("--trainer.precision=bf16",), "NVIDIA H200", 989.5e12),
+        (("--trainer.precision=fp32",), "NVIDIA H200", 67e12),
+        (("--trainer.precision=bf16",), "NVIDIA A100-SXM4-80GB", 312e12),
+        (("--trainer.precision=fp32",), "NVIDIA A100-SXM4-80GB", 19.5e12),
+        (("--trainer.precision=bf16",), "Ascend910_9391", 376e12),
+        (("--trainer.precision=fp32",), "Ascend910_9391", None),
+        (("--trainer.precision=bf16",), "cpu", None),
+        (("--trainer.precision=bf16", "--cluster.mode=ray", "--cluster.trainer_ranks=4"), "NVIDIA H200",
+         4 * 989.5e12),
+    ],
+)  # fmt: skip
+def test_the_peak_is_of_all_ranks_in_their_precision_and_only_where_it_is_known(flags, chip, peak):
+    assert peak_flops(load_config("quickstart", ["--run.device=auto", *flags]), lambda: chip) == peak
+
+
+def test_on_a_cpu_no_driver_is_asked():
+    assert peak_flops(load_config("quickstart", ["--run.device=cpu"]), pytest.fail) is None
 
 
 def test_mfu_is_operations_over_time_and_peak(tmp_path):

@@ -4,10 +4,12 @@ import importlib
 import importlib.util
 import logging
 import os
+import pickle
 import random
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     import torch
 
 logger = logging.getLogger(__name__)
+
+# Allocations that are kept with their stacks.
+_MEMORY_ENTRIES = 100_000
 
 
 class NpuUnavailableError(RuntimeError):
@@ -144,6 +149,43 @@ class NpuDevice:
         """Waits for all queued work of the current NPU."""
         _torch().npu.synchronize()
 
+    def chip(self) -> str:
+        """The driver's name of the current NPU, such as Ascend910_9391: one die of a card with two."""
+        return str(_torch().npu.get_device_name())
+
+    @contextmanager
+    def profile(self, folder: Path, name: str) -> Iterator[None]:
+        """Operators and kernels, through torch_npu's own profiler, which torch's does not know.
+
+        It writes a folder `<name>_<process>_<time>_ascend_pt`: in ASCEND_PROFILER_OUTPUT there,
+        `trace_view.json` is the trace for Perfetto; MindStudio Insight opens all of it.
+
+        Args:
+            folder: which exists.
+            name: with which the folder's name begins.
+        """
+        _torch()
+        profiler: Any = _import("torch_npu.profiler")
+        activities = [profiler.ProfilerActivity.CPU, profiler.ProfilerActivity.NPU]
+        handler = profiler.tensorboard_trace_handler(dir_name=str(folder), worker_name=name)
+        with profiler.profile(activities=activities, on_trace_ready=handler):
+            yield
+
+    def record_memory(self, on: bool) -> bool:
+        """The allocator's history with Python stacks, its last entries."""
+        memory: Any = _memory()
+        memory._record_memory_history(enabled="all" if on else None, max_entries=_MEMORY_ENTRIES)
+        return True
+
+    def dump_memory(self, file: Path) -> None:
+        """The allocator's snapshot, in the form that pytorch.org/memory_viz reads.
+
+        Not by torch_npu's own dump: it makes a file that only root can read, and starts a profiler beside.
+        """
+        memory: Any = _memory()
+        with file.open("wb") as opened:
+            pickle.dump(memory._snapshot(), opened)
+
     def memory(self) -> NpuMemory:
         """The allocator's statistics of the current NPU."""
         npu = _torch().npu
@@ -179,6 +221,11 @@ class NpuDevice:
         if listed is not None:
             return tuple(str(number) for number in visible.parse_visible(listed))
         return tuple(str(number) for number in range(_torch().npu.device_count()))
+
+
+def _memory() -> ModuleType:
+    _torch()
+    return _import("torch_npu.npu.memory")
 
 
 def _torch() -> Any:

@@ -27,6 +27,7 @@ from relax_core.device.registry import choose_device
 from relax_core.loop.policy import Scored, Trained
 from relax_core.loop.update_path import update_folder
 from relax_core.loop.weights import refuse_mismatch
+from relax_core.run.trace import ProcessSpans
 from relax_core.trainer.objective import TrainingObjective
 from relax_core.trainer.sample import Sample
 from relax_core.trainer.step_metrics import StepMetrics
@@ -54,6 +55,7 @@ class RayPolicy:
         self._journal = Journal()
         self._stream = open_stream(config.cluster)
         self._saves: tuple[Path, int, bool] | None = None
+        self._watched: Path | None = None
         self._ranks = Ranks(config, seats, threads)
         self._path: WeightPath | None = None
         self._folder: str | None = None
@@ -231,6 +233,29 @@ class RayPolicy:
         self._journal.confirm()
         return state
 
+    def chip(self) -> str:
+        """See `Policy`."""
+        return str(self._call("chip")[0])
+
+    def watch(self, folder: Path) -> None:
+        """See `Policy`."""
+        self._watched = folder
+        self._call("watch", folder)
+
+    def begin_window(self, step: int) -> None:
+        """See `Policy`; ranks that start anew within the window are not watched in it."""
+        self._window = self._ranks
+        self._call("begin_window", step)
+
+    def end_window(self) -> None:
+        """See `Policy`."""
+        if self._window is self._ranks:
+            self._call("end_window")
+
+    def spans(self) -> Sequence[ProcessSpans]:
+        """See `Policy`."""
+        return self._call("spans")
+
     def close(self) -> None:
         """Ends the ranks."""
         self._ranks.close()
@@ -280,6 +305,8 @@ class RayPolicy:
                     self._ranks.call("step", ticket, objective, of)
             if self._saves is not None:
                 self._ranks.call("save_to", *self._saves)
+            if self._watched is not None:
+                self._ranks.call("watch", self._watched)
         except RankDiedError as again:
             self._recover(again, attempt + 1)
 

@@ -25,6 +25,7 @@ from relax_core.cluster.stream import SampleStream, open_stream
 from relax_core.config.root import RelaxConfig
 from relax_core.loop.policy import Scored, Trained
 from relax_core.loop.weights import BUCKET_BYTES, buckets
+from relax_core.run.trace import ProcessSpans, keeping_spans
 from relax_core.trainer.objective import TrainingObjective
 from relax_core.trainer.sample import Sample
 from relax_core.trainer.step_metrics import StepMetrics
@@ -75,6 +76,8 @@ class TrainerRank:
         os.environ.update({name: str(value) for name, value in place.items()})
         opened = open_policy(self._config, *open_model(self._config), store=self._store)
         self._policy = self._stack.enter_context(opened)
+        if self._config.run.trace:
+            self._log = self._stack.enter_context(keeping_spans(f"rank {self._rank}"))
         return os.getpid()
 
     def _samples(self, ticket: Any) -> list[Sample]:
@@ -226,6 +229,26 @@ class TrainerRank:
     def load(self, directory: Path) -> dict[str, Any]:
         """See `Policy.load`."""
         return self._policy.load(directory)
+
+    def chip(self) -> str:
+        """See `Policy.chip`."""
+        return self._policy.chip()
+
+    def watch(self, folder: Path) -> None:
+        """See `Policy.watch`."""
+        self._policy.watch(folder)
+
+    def begin_window(self, step: int) -> None:
+        """See `Policy.begin_window`."""
+        self._policy.begin_window(step)
+
+    def end_window(self) -> None:
+        """See `Policy.end_window`."""
+        self._policy.end_window()
+
+    def spans(self) -> ProcessSpans:
+        """What this rank did since it was asked last; the run has a timeline."""
+        return self._log.take()
 
     def close(self) -> None:
         """Leaves the other ranks."""

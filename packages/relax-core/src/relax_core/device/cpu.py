@@ -3,12 +3,15 @@
 import contextlib
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity
 
 from relax_core.device import cpu_transfer
 from relax_core.device.host_memory import host_bytes, peak_resident_bytes, resident_bytes
+from relax_core.device.profiling import torch_profile
 from relax_core.device.protocol import DeviceMemory
 from relax_core.device.seeding import seed_host
 
@@ -44,6 +47,21 @@ class CpuDevice:
 
     def synchronize(self) -> None:
         """Nothing is ever queued."""
+
+    def chip(self) -> str:
+        """No table has the host."""
+        return "cpu"
+
+    def profile(self, folder: Path, name: str) -> AbstractContextManager[None]:
+        """Operators."""
+        return torch_profile(folder, name, [ProfilerActivity.CPU])
+
+    def record_memory(self, on: bool) -> bool:
+        """The host's allocator keeps no history."""
+        return False
+
+    def dump_memory(self, file: Path) -> None:
+        """There is no history to write."""
 
     def memory(self) -> DeviceMemory:
         """The resident set of this process, now and at its peak, and the host's memory."""

@@ -3,12 +3,18 @@
 import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity
 
+from relax_core.device.profiling import torch_profile
 from relax_core.device.protocol import DeviceMemory
 from relax_core.device.seeding import seed_host
+
+MEMORY_ENTRIES = 100_000
+"""Allocations that are kept with their stacks: the last steps of a model, in less than 1 GiB of the host."""
 
 
 class CudaDevice:
@@ -54,6 +60,23 @@ class CudaDevice:
     def synchronize(self) -> None:
         """Waits for all queued work of the current GPU."""
         torch.cuda.synchronize()
+
+    def chip(self) -> str:
+        """The driver's name of the current GPU."""
+        return torch.cuda.get_device_name()
+
+    def profile(self, folder: Path, name: str) -> AbstractContextManager[None]:
+        """Operators and kernels."""
+        return torch_profile(folder, name, [ProfilerActivity.CPU, ProfilerActivity.CUDA])
+
+    def record_memory(self, on: bool) -> bool:
+        """The allocator's history with Python stacks, its last entries."""
+        torch.cuda.memory._record_memory_history(enabled="all" if on else None, max_entries=MEMORY_ENTRIES)
+        return True
+
+    def dump_memory(self, file: Path) -> None:
+        """The allocator's snapshot."""
+        torch.cuda.memory._dump_snapshot(str(file))  # type: ignore[no-untyped-call]
 
     def memory(self) -> DeviceMemory:
         """The allocator's statistics of the current GPU."""

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -69,6 +70,37 @@ class Device(Protocol):
 
     def synchronize(self) -> None:
         """Waits for all queued work."""
+        ...
+
+    def chip(self) -> str:
+        """The driver's name of this process's device ("NVIDIA H200"); "cpu" on a CPU. After `init`."""
+        ...
+
+    def profile(self, folder: Path, name: str) -> AbstractContextManager[None]:
+        """A context whose operators, and kernels of the device, are profiled.
+
+        At its end, but for an error, the trace for Perfetto is written: `folder`/`name`.json, or what else
+        the device's own profiler makes of these names.
+
+        Args:
+            folder: which exists.
+            name: a file's name without its ending.
+        """
+        ...
+
+    def record_memory(self, on: bool) -> bool:
+        """Begins, or ends, to keep who allocated what; False where the device keeps no such history."""
+        ...
+
+    def dump_memory(self, file: Path) -> None:
+        """Writes the history that `record_memory` began, for pytorch.org/memory_viz.
+
+        Args:
+            file: a pickle.
+
+        Raises:
+            OSError: it cannot be written.
+        """
         ...
 
     def memory(self) -> DeviceMemory:

@@ -9,8 +9,8 @@ from relax_core.config.root import RelaxConfig
 from relax_core.loop.garbage import resume_collection
 from relax_core.loop.interruption import Interruption
 from relax_core.loop.policy import Policy
-from relax_core.loop.profiling import profiled
 from relax_core.loop.session import Session
+from relax_core.loop.watch import in_window, watches
 from relax_core.run import Recorder, RunDirectory
 from relax_core.run.files import writing
 from relax_core.trainer.folders import list_checkpoints
@@ -90,17 +90,24 @@ def drive(
     session.policy.save_to(
         directory.checkpoints, keep=config.checkpoint.keep, asynchronous=config.checkpoint.asynchronous
     )
+    if watches(config.run):
+        session.policy.watch(directory.path.absolute())
     if resume_step == 0 and config.eval.before:
         recorder.step(0, loop.evaluate(0))
     late: StepResult | None = None
     for step in range(resume_step + 1, last + 1):
+        watched = in_window(config.run, step)
+        if watched:
+            session.policy.begin_window(step)
         try:
-            with profiled(step, config, directory):
-                result = loop.step(step)
+            result = loop.step(step)
         finally:
             if late is not None:
                 recorder.step(step - 1, _read(late, recorder), late.samples)
                 late = None
+        if watched:
+            session.policy.end_window()
+        recorder.gather(session.policy.spans)
         evaluates, saves = _evaluates(config, step), _saves(config, step)
         if not (result.ready or evaluates or saves or interruption.requested):
             late = result

@@ -2,7 +2,7 @@
 
 import signal
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from relax_core.loop.policy import Scored, Trained
 from relax_core.loop.rollout import open_local_rollout
 from relax_core.loop.session import Session
 from relax_core.loop.weights import retried
+from relax_core.run.trace import ProcessSpans, keeping_spans
 from relax_core.trainer.objective import TrainingObjective
 from relax_core.trainer.sample import Sample
 from relax_core.trainer.step_metrics import StepMetrics
@@ -48,6 +49,13 @@ class Calls:
         dist.broadcast_object_list(box, src=0, group=self._group)
         name, arguments, options = box[0]
         return name, arguments, options
+
+    def collect(self, value: Any) -> list[Any]:
+        """Called on all ranks at once: their values on the first, in order; nothing on the others."""
+        first = dist.get_rank() == 0
+        found: list[Any] = [None] * dist.get_world_size() if first else []
+        dist.gather_object(value, found if first else None, dst=0, group=self._group)
+        return found
 
 
 class LaunchedPolicy:
@@ -105,6 +113,30 @@ class LaunchedPolicy:
         self._calls.tell("load", directory)
         return self._policy.load(directory)
 
+    def chip(self) -> str:
+        """See `Policy`; this process is the first rank."""
+        return self._policy.chip()
+
+    def watch(self, folder: Path) -> None:
+        """See `Policy`."""
+        self._calls.tell("watch", folder)
+        self._policy.watch(folder)
+
+    def begin_window(self, step: int) -> None:
+        """See `Policy`."""
+        self._calls.tell("begin_window", step)
+        self._policy.begin_window(step)
+
+    def end_window(self) -> None:
+        """See `Policy`."""
+        self._calls.tell("end_window")
+        self._policy.end_window()
+
+    def spans(self) -> Sequence[ProcessSpans]:
+        """See `Policy`; those of the other ranks."""
+        self._calls.tell("spans")
+        return self._calls.collect(None)[1:]
+
 
 @contextmanager
 def open_launched_session(config: RelaxConfig) -> Iterator[Session[LaunchedPolicy]]:
@@ -132,7 +164,9 @@ def follow(config: RelaxConfig) -> None:
         RuntimeError: the first rank has gone.
     """
     source, weights = open_model(config)
-    with open_policy(config, source, weights) as policy:
+    with ExitStack() as stack:
+        policy = stack.enter_context(open_policy(config, source, weights))
+        log = stack.enter_context(keeping_spans(f"rank {policy.world.rank}")) if config.run.trace else None
         calls = Calls()
         # The first rank ends after its step, and these with it.
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -141,7 +175,9 @@ def follow(config: RelaxConfig) -> None:
             name, arguments, options = calls.heard()
             if name is None:
                 return
-            if name == "update":
+            if name == "spans":
+                calls.collect(log.take() if log is not None else None)
+            elif name == "update":
                 for _ in policy.changing_tensors():
                     pass
             else:

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from relax_core.loop.adapter_export import adapter_tensors, write_adapter
 from relax_core.loop.checkpoints import open_checkpoint
 from relax_core.loop.kept import KeptWeights
 from relax_core.loop.policy import Scored, Trained
+from relax_core.loop.watch import Watch
 from relax_core.loop.weights import retried, update_engine
 from relax_core.model import MtpConfig, Qwen35Config, Qwen35Model
 from relax_core.model.build import build_chunks, freeze_tower
@@ -27,6 +28,7 @@ from relax_core.model.critic import copy_trunk
 from relax_core.model.linear import adapters_off
 from relax_core.model.lora_config import LoraConfig
 from relax_core.model.placement import Placement
+from relax_core.run.trace import ProcessSpans, span
 from relax_core.trainer.checkpoint import CheckpointWriter, load_checkpoint
 from relax_core.trainer.config import TrainerConfig
 from relax_core.trainer.objective import TrainingObjective
@@ -70,9 +72,11 @@ class LocalPolicy:
         teacher: list[Qwen35Model] | None = None,
         *,
         kept: KeptWeights,
+        watch: Watch,
     ) -> None:
         self.world = world
         self.kept = kept
+        self._watch = watch
         self.weights = weights
         self.trainer = trainer
         self.reference = reference
@@ -87,6 +91,10 @@ class LocalPolicy:
         self, samples: Sequence[Sample], *, temperature: float = 1.0, of: Scored = "policy"
     ) -> list[Tensor]:
         """See `Policy`."""
+        with self._watch.memory(), span(f"score {of}", "trainer", samples=len(samples)):
+            return self._score(samples, temperature, of)
+
+    def _score(self, samples: Sequence[Sample], temperature: float, of: Scored) -> list[Tensor]:
         if of == "critic":
             return self._trainer(of).score(samples)
         if of == "reference" and self.reference is None:
@@ -104,7 +112,10 @@ class LocalPolicy:
         self, samples: Sequence[Sample], objective: TrainingObjective, *, of: Trained = "policy"
     ) -> StepMetrics:
         """See `Policy`."""
-        return self._trainer(of).step(samples, objective)
+        with self._watch.memory(), span(f"train {of}", "trainer", samples=len(samples)) as shown:
+            metrics = self._trainer(of).step(samples, objective)
+            shown["tokens"] = metrics.tokens
+        return metrics
 
     def _trainer(self, of: Trained) -> Trainer:
         if of == "policy":
@@ -169,9 +180,10 @@ class LocalPolicy:
 
     def save(self, step: int, state: Mapping[str, Any]) -> None:
         """See `Policy`."""
-        if self._critic_writer is not None:
-            self._critic_writer.save(step, {})
-        self._writer.save(step, state)
+        with span("save", "trainer", step=step):
+            if self._critic_writer is not None:
+                self._critic_writer.save(step, {})
+            self._writer.save(step, state)
 
     def finish_saves(self) -> None:
         """See `Policy`."""
@@ -182,6 +194,26 @@ class LocalPolicy:
         if self.critic is not None:
             load_checkpoint(directory.parent / CRITIC / directory.name, self.critic)
         return load_checkpoint(directory, self.trainer)
+
+    def chip(self) -> str:
+        """See `Policy`."""
+        return self.world.device.chip()
+
+    def watch(self, folder: Path) -> None:
+        """See `Policy`."""
+        self._watch.open(folder)
+
+    def begin_window(self, step: int) -> None:
+        """See `Policy`."""
+        self._watch.begin(step)
+
+    def end_window(self) -> None:
+        """See `Policy`."""
+        self._watch.end()
+
+    def spans(self) -> Sequence[ProcessSpans]:
+        """None: what this process does is in its own timeline."""
+        return ()
 
 
 @contextmanager
@@ -231,7 +263,11 @@ def open_policy(
         )
         teacher = _load_teacher(config.teacher.path, sizes, config, world) if config.teacher.path else None
         kept = KeptWeights(source, config.model)
-        yield LocalPolicy(world, source, weights, trainer, reference, critic, lora, teacher, kept=kept)
+        watch = Watch(config.run, world.device, world.rank, world.size)
+        with closing(watch):
+            yield LocalPolicy(
+                world, source, weights, trainer, reference, critic, lora, teacher, kept=kept, watch=watch
+            )
     finally:
         shutdown()
 

@@ -8,6 +8,15 @@ class OutOfMemoryError(ValueError):
     """A batch or the model is too large for the memory of the device or the machine."""
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocator had no more: CUDA's and the NPU's say so in words, as errors of several kinds."""
+    if isinstance(error, MemoryError):
+        return True
+    # The host's allocator speaks of what it cannot allocate.
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)
+
+
 @contextmanager
 def memory_errors() -> Iterator[None]:
     """Turns the errors of every allocator, which are of several kinds, into one.
@@ -18,12 +27,9 @@ def memory_errors() -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        text = str(error)
-        # CUDA's and the NPU's allocators speak of "out of memory", the host's of what it cannot allocate.
-        if not isinstance(error, MemoryError) and not any(
-            words in text.lower() for words in ("out of memory", "can't allocate memory")
-        ):
+        if not is_out_of_memory(error):
             raise
+        text = str(error)
         reason = text.splitlines()[0] if text else "the machine gave no more"
         raise OutOfMemoryError(
             f"out of memory: {reason}. Lower trainer.micro_batch_tokens or rollout.max_batch_size, or set "

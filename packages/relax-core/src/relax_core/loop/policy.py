@@ -7,6 +7,7 @@ from typing import Any, Literal, Protocol
 from relax_rollout import RolloutEngine
 from torch import Tensor
 
+from relax_core.run.trace import ProcessSpans
 from relax_core.trainer.objective import TrainingObjective
 from relax_core.trainer.sample import Sample
 from relax_core.trainer.step_metrics import StepMetrics
@@ -54,4 +55,24 @@ class Policy(Protocol):
 
     def load(self, directory: Path) -> dict[str, Any]:
         """Restores a checkpoint; returns the loop's `state`."""
+        ...
+
+    def chip(self) -> str:
+        """The driver's name of the first rank's device; see `relax_core.device.Device.chip`."""
+        ...
+
+    def watch(self, folder: Path) -> None:
+        """The run's folder, for profiles and snapshots of memory; see `relax_core.loop.watch.Watch`."""
+        ...
+
+    def begin_window(self, step: int) -> None:
+        """A step of a window of the profiler, or of memory, begins."""
+        ...
+
+    def end_window(self) -> None:
+        """It has ended: what was seen is written."""
+        ...
+
+    def spans(self) -> Sequence[ProcessSpans]:
+        """What ranks in processes of their own did since they were asked last."""
         ...

@@ -15,8 +15,9 @@ from relax_core.loop.environments.protocol import EnvironmentFactory, Reply
 from relax_core.loop.environments.turns import Turns
 from relax_core.loop.episode import Episode, EpisodeLimits
 from relax_core.loop.groups import Group, Scored
+from relax_core.loop.judging import judging
 from relax_core.loop.rollout import Scorer
-from relax_core.run.trace import span
+from relax_core.run.trace import draw_others, span
 
 _log = logging.getLogger(__name__)
 
@@ -183,11 +184,13 @@ class Sampler:
             texts = self._texts([trajectory.token_ids for trajectory in trajectories])
             last = texts if self._dialogue is None else self._texts([e.turn_ids for e in episodes])
         with self._recorder.phase("reward"), span("score", "reward", completions=len(episodes)) as shown:
+            asked = time.perf_counter()
             results = await self._scorer.score(
                 [episode.reward_input(turn) for episode, turn in zip(episodes, last, strict=True)]
             )
             elapsed = [result.elapsed_s for result in results]
             shown |= {"worker_seconds": sum(elapsed), "longest_s": max(elapsed, default=0.0)}
+            draw_others(judging(results), asked, time.perf_counter())
         groups: list[Group] = []
         for episode, trajectory, text, result in zip(episodes, trajectories, texts, results, strict=True):
             scored = Scored(trajectory, text, result)

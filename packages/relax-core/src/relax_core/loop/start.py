@@ -9,7 +9,7 @@ from relax_core.loop.changes import refuse_changes
 from relax_core.loop.drive import Loop, drive, last_checkpoint, settings
 from relax_core.loop.interruption import Interruption
 from relax_core.loop.memory import memory_errors
-from relax_core.loop.mfu import accelerator_name, peak_flops
+from relax_core.loop.mfu import peak_flops
 from relax_core.loop.pairs import open_pairs
 from relax_core.loop.policy import Policy
 from relax_core.loop.rl import open_rl
@@ -54,7 +54,7 @@ def run(
     ):
         loop.begin(step, _load(directory, step, config, session) if step else None)
         # What cannot be resumed has been refused by now: only from here on is an earlier run changed.
-        recorder.peak_flops = peak_flops(config, accelerator_name)
+        recorder.peak_flops = peak_flops(config, session.policy.chip)
         with recorder:
             if resume:
                 directory.reopen(config)

@@ -51,6 +51,8 @@ class DeviceSpec:
         op_seconds: what the host needs to launch one operation of a layer.
         chunk_seconds: of one step in the delta rule's chain of chunks.
         source: of the figures.
+        flops_fp32: float32 operations per second, not rounded to TF32, of the same source; None if it gives
+            none. Only MFU reads it.
     """
 
     name: str
@@ -66,6 +68,7 @@ class DeviceSpec:
     op_seconds: float
     chunk_seconds: float
     source: str
+    flops_fp32: float | None = None
 
 
 DEVICES: dict[str, DeviceSpec] = {
@@ -76,16 +79,19 @@ DEVICES: dict[str, DeviceSpec] = {
             35e-6, 1.3e-6,
             "NVIDIA H200 SXM data sheet (2024): 141 GB HBM3e, 4.8 TB/s, 989 TFLOP/s dense bfloat16, NVLink "
             "900 GB/s both ways; one 400 Gb/s adapter a GPU",
+            flops_fp32=67e12,
         ),
         DeviceSpec(
             "h100", "cuda", 79.1 * GIB, 989.5e12, 3.35e12, 450e9, 50e9, 8, 1.5 * GIB, Shares(), 35e-6, 1.3e-6,
             "NVIDIA H100 SXM data sheet (2023): 80 GB HBM3, 3.35 TB/s, 989 TFLOP/s dense bfloat16, NVLink "
             "900 GB/s both ways; one 400 Gb/s adapter a GPU",
+            flops_fp32=67e12,
         ),
         DeviceSpec(
             "a100", "cuda", 79.1 * GIB, 312e12, 2.039e12, 300e9, 25e9, 8, 1.5 * GIB, Shares(), 35e-6, 2e-6,
             "NVIDIA A100 80GB SXM data sheet (2021): 80 GB HBM2e, 2,039 GB/s, 312 TFLOP/s dense bfloat16, "
             "NVLink 600 GB/s both ways; one 200 Gb/s adapter a GPU",
+            flops_fp32=19.5e12,
         ),
         DeviceSpec(
             "910c-die", "npu", 61.0 * GIB, 376e12, 1.6e12, 196e9, 25e9, 16, 2.0 * GIB, Shares(), 50e-6, 3e-6,

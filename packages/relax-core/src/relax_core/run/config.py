@@ -42,9 +42,24 @@ class RunConfig(Section):
         "Writes trace.json, the timeline of steps, phases, rewards and weight updates for ui.perfetto.dev.",
     )
     profile_from: int = setting(
-        0, "First step under torch's profiler, which writes profile/step_<n>.json; 0 is off.", ge=0
+        0,
+        "First step under the device's profiler on every trainer rank, which writes profile/step_<n>.json "
+        "(npu: a folder step_<n>_...); 0 is off.",
+        ge=0,
     )
     profile_steps: int = setting(1, "Steps under the profiler.", unit="steps", ge=1, le=100)
+    memory_from: int = setting(
+        0,
+        "First step whose allocations are written to memory/step_<n>.pickle, for pytorch.org/memory_viz "
+        "(cuda, npu); 0 is off.",
+        ge=0,
+    )
+    memory_steps: int = setting(1, "Steps whose allocations are written.", unit="steps", ge=1, le=100)
+    memory_snapshot: bool = setting(
+        False,
+        "Keeps who allocated what all the time, and writes memory/out_of_memory.pickle when the trainer's "
+        "memory runs out (cuda, npu); costs some per cent of speed.",
+    )
     trackers: tuple[
         Annotated[str, PluginName("relax_core.trackers", "wandb", "clearml", "prometheus")], ...
     ] = setting(

@@ -3,7 +3,7 @@
 import logging
 import resource
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from types import TracebackType
@@ -20,7 +20,7 @@ from relax_core.run.metrics import PHASES
 from relax_core.run.progress import Progress, open_progress
 from relax_core.run.summary import summarize
 from relax_core.run.timer import PhaseTimer
-from relax_core.run.trace import Trace, tracing
+from relax_core.run.trace import ProcessSpans, Trace, tracing
 from relax_core.run.trackers import TrackedRun, open_trackers, tagged
 
 if TYPE_CHECKING:
@@ -103,6 +103,13 @@ class Recorder:
                 if self._trace is not None:
                     self._trace.complete(name, "phases", begin, self._clock())
         self._progress.phase(self._timer.current)
+
+    def gather(self, ask: Callable[[], Sequence[ProcessSpans]]) -> None:
+        """Draws what other processes did, if the run has a timeline; `ask` asks them and waits."""
+        if self._trace is not None:
+            asked = self._clock()
+            answers = ask()
+            self._trace.others(answers, asked, self._clock())
 
     def step(
         self, step: int, metrics: Mapping[str, float], samples: Iterable[Mapping[str, Any]] = ()

@@ -34,6 +34,8 @@ class RewardResult:
         extracted: the final answer found in the completion, if any.
         error: why there is no judgement; the score is then the runner's fallback.
         elapsed_s: seconds spent on it.
+        worker: the process that judged, "host:process id"; None for what was judged in the caller's.
+        ended_at: when that process was done, in seconds of its `time.time()`.
     """
 
     score: float
@@ -41,6 +43,8 @@ class RewardResult:
     extracted: str | None = None
     error: str | None = None
     elapsed_s: float = 0.0
+    worker: str | None = field(default=None, compare=False)
+    ended_at: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

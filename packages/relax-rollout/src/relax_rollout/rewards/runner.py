@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -152,16 +152,17 @@ class RewardRunner:
         if message.get("late"):
             limit = self.limits.timeout_s
             return self._failed(f"over its time limit of {limit:g} s", limit)
-        if "failed" in message:
-            return self._failed(str(message["failed"]), elapsed_s)
-        if message["error"] is not None:
-            return self._failed(message["error"], elapsed_s)
-        return RewardResult(
-            score=message["score"],
-            correct=message["correct"],
-            extracted=message["extracted"],
-            elapsed_s=elapsed_s,
-        )
+        reason = message.get("failed", message.get("error"))
+        if reason is not None:
+            judged = self._failed(str(reason), elapsed_s)
+        else:
+            judged = RewardResult(
+                score=message["score"],
+                correct=message["correct"],
+                extracted=message["extracted"],
+                elapsed_s=elapsed_s,
+            )
+        return replace(judged, worker=message.get("worker"), ended_at=message.get("ended_at"))
 
     def _collect(self, begun: "list[RewardResult | Future[RewardResult]]") -> list[RewardResult]:
         results = [each.result() if isinstance(each, Future) else each for each in begun]

@@ -12,6 +12,7 @@ import pickle
 import queue
 import resource
 import signal
+import socket
 import sys
 import threading
 import time
@@ -29,14 +30,23 @@ def reply_of(result: RewardResult, started: float) -> dict[str, Any]:
         "correct": None if result.correct is None else bool(result.correct),
         "extracted": None if result.extracted is None else str(result.extracted)[:2000],
         "error": None if result.error is None else str(result.error)[:2000],
-        "elapsed_s": time.perf_counter() - started,
+        **_signature(started),
     }
 
 
 def error_reply(error: BaseException, started: float) -> dict[str, Any]:
     """The JSON form of a failure."""
     text = f"{type(error).__name__}: {error}"[:2000]
-    return {"failed": text, "elapsed_s": time.perf_counter() - started}
+    return {"failed": text, **_signature(started)}
+
+
+def _signature(started: float) -> dict[str, Any]:
+    """How long it took, who did it, and when."""
+    return {
+        "elapsed_s": time.perf_counter() - started,
+        "worker": f"{socket.gethostname()}:{os.getpid()}",
+        "ended_at": time.time(),
+    }
 
 
 class _LateError(BaseException):
