@@ -62,12 +62,13 @@ def launch_arguments(model: Mapping[str, Any], shape: EngineShape) -> dict[str, 
         "cuda_graph_bs_decode": [size for size in _GRAPH_BATCHES if size <= shape.max_requests],
     }
     if hybrid:
-        # Its prefix cache wants pages of one token; states of several drafts multiply the cache.
+        # Its prefix cache wants pages of one token.
         arguments |= {
             "disable_radix_cache": True,
             # The NPU's recurrent kernels read states in bfloat16, whatever they were stored in.
             "mamba_ssm_dtype": "bfloat16",
-            "max_mamba_cache_size": shape.max_requests * (3 + shape.draft_tokens) // 2 * 2,
+            # Without that cache no state outlives its request; those of drafts SGLang sets aside itself.
+            "max_mamba_cache_size": shape.max_requests,
         }
     if shape.data_parallel > 1:
         arguments |= {
