@@ -13,6 +13,7 @@ from relax_kernels.contract import Call
 from relax_kernels.cu_seqlens import CuSeqlens
 from relax_kernels.errors import InvalidInput
 
+_LARGEST = 2**63 - 1  # of torch's whole numbers
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
@@ -44,6 +45,9 @@ class Checker:
         """
         if not isinstance(value, torch.Tensor):
             raise self.fail(f"{name} must be a tensor with axes {_axes(axes)}, given {type(value).__name__}")
+        if value.layout != torch.strided:
+            layout = str(value.layout).removeprefix("torch.")
+            raise self.fail(f"{name} must be a dense tensor, given {layout}; call to_dense()")
         shape = tuple(value.shape)
         letters = axes
         if axes and axes[0] == "...":
@@ -105,11 +109,19 @@ class Checker:
         number = None if isinstance(value, bool) or not isinstance(value, Integral) else int(value)
         if number is None or number < least or (most is not None and number > most):
             raise self.fail(f"{name} must be a whole number {allowed}, given {value!r}")
+        self.require(number <= _LARGEST, f"{name} must be at most {_LARGEST}, given {value!r}")
 
     def number(self, name: str, value: object) -> None:
         """Require a finite number."""
         if isinstance(value, bool) or not isinstance(value, Real) or not isfinite(value):
             raise self.fail(f"{name} must be a finite number, given {value!r}")
+        if isinstance(value, Integral) and abs(int(value)) > _LARGEST:
+            raise self.fail(f"{name} is a whole number of more than 64 bits, {value!r}; write it as a float")
+
+    def flags(self, **values: object) -> None:
+        """Require True or False for each; what counts as true in Python, such as "no", is refused."""
+        for name, value in values.items():
+            self.require(isinstance(value, bool), f"{name} must be True or False, given {value!r}")
 
     def not_negative(self, name: str, value: float) -> None:
         """Require a finite number of at least 0."""

@@ -26,6 +26,10 @@ def attention(x: torch.Tensor = X, **more: Any) -> object:
     return rk.attention(x, x, X, cu_seqlens_q=CU, **more)
 
 
+def convolution(**more: Any) -> object:
+    return rk.causal_conv1d(G, G[:2], cu_seqlens=CU, **more)
+
+
 def logprob(**more: Any) -> object:
     return rk.linear_logprob(G, G, torch.zeros(3, dtype=torch.int64), **more)
 
@@ -58,6 +62,20 @@ REFUSALS: list[tuple[Callable[..., object], tuple[Any, ...], dict[str, Any], str
     (rk.router_topk, (G,), {"top_k": 2.0}, "top_k must be a whole number from 1 to E = 2, given 2.0"),
     (rk.router_topk, (G,), {"top_k": None}, "top_k must be a whole number from 1 to E = 2, given None"),
     (rk.sort_by_expert, (PLACES,), {"experts": 2.5}, "experts must be a whole number of at least 1"),
+    (delta, (), {"scale": 10**30}, "scale is a whole number of more than 64 bits"),
+    (attention, (), {"scale": -(10**30)}, "scale is a whole number of more than 64 bits"),
+    (rk.sort_by_expert, (PLACES,), {"experts": 10**30}, "experts must be at most 9223372036854775807"),
+    (delta, (), {"qk_l2norm": "no"}, "qk_l2norm must be True or False, given 'no'"),
+    (delta, (), {"output_final_state": None}, "output_final_state must be True or False, given None"),
+    (step, (), {"qk_l2norm": 1}, "qk_l2norm must be True or False, given 1"),
+    (attention, (), {"causal": "false"}, "causal must be True or False, given 'false'"),
+    (attention, (), {"return_lse": 0}, "return_lse must be True or False, given 0"),
+    (convolution, (), {"output_final_state": 1.0}, "output_final_state must be True or False, given 1.0"),
+    (logprob, (), {"with_entropy": "no"}, "with_entropy must be True or False, given 'no'"),
+    (logprob, (), {"reduce_hidden_grad": None}, "reduce_hidden_grad must be True or False, given None"),
+    (rk.router_topk, (G,), {"top_k": 1, "normalise": "no"}, "normalise must be True or False, given 'no'"),
+    (rk.rms_norm, (G, G[0]), {"eps": 0.1, "zero_centred": None}, "zero_centred must be True or False"),
+    (rk.add_rms_norm, (G, G, G[0]), {"eps": 0.1, "zero_centred": 1}, "zero_centred must be True or False"),
     (rk.rms_norm, (G, G[0]), {"eps": None, "zero_centred": True}, "eps must be a finite number, given None"),
     (rk.rms_norm, (G, G[0]), {"eps": float("inf"), "zero_centred": True}, "eps must be a finite number"),
     (angles, ([1, 2],), {}, "position_ids must be a tensor"),

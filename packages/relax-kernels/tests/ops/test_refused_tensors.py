@@ -40,6 +40,12 @@ def test_another_dtype_is_refused(op: str, argument: str) -> None:
 
 
 @pytest.mark.parametrize(("op", "argument"), ARGUMENTS)
+def test_a_sparse_tensor_is_refused(op: str, argument: str) -> None:
+    with pytest.raises(rk.InvalidInput, match=rf"{argument} must be a dense tensor, given sparse_coo"):
+        call(op, argument, lambda x: x.to_sparse())
+
+
+@pytest.mark.parametrize(("op", "argument"), ARGUMENTS)
 def test_a_number_is_refused(op: str, argument: str) -> None:
     with pytest.raises(rk.InvalidInput, match=rf"{argument} must be a tensor with axes .*, given float"):
         call(op, argument, lambda x: 1.0)

@@ -94,6 +94,7 @@ def attention_call(
     check.positive("D")
     if scale is not None:
         check.number("scale", scale)
+    check.flags(causal=causal, return_lse=return_lse)
     check.lengths("cu_seqlens_q", cu_seqlens_q, "T")
     keys = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
     check.lengths("cu_seqlens_k" if cu_seqlens_k is not None else "cu_seqlens_q", keys, "S")

@@ -74,6 +74,7 @@ def causal_conv1d_call(
     check = Checker("causal_conv1d")
     check.tensor("x_TC", x_TC, "TC")
     tensors = [x_TC, *_check_taps(check, weight_CW, bias_C, activation)]
+    check.flags(output_final_state=output_final_state)
     check.lengths("cu_seqlens", cu_seqlens, "T")
     check.bind("N", len(cu_seqlens), "cu_seqlens")
     if initial_state_NCW is not None:

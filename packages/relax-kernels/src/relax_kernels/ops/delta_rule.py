@@ -105,6 +105,7 @@ def delta_rule_call(
     check.tensor("beta_TU", beta_TU, "TU")
     check.multiple("U", "H")
     _check_scale(check, scale)
+    check.flags(output_final_state=output_final_state, qk_l2norm=qk_l2norm)
     check.lengths("cu_seqlens", cu_seqlens, "T")
     check.bind("N", len(cu_seqlens), "cu_seqlens")
     tensors = [q_THK, k_THK, v_TUV, g_TU, beta_TU]
@@ -173,6 +174,7 @@ def delta_rule_step_call(
     check.tensor("beta_NU", beta_NU, "NU")
     check.multiple("U", "H")
     _check_scale(check, scale)
+    check.flags(qk_l2norm=qk_l2norm)
     check.tensor("state_NUKV", state_NUKV, "NUKV")
     options = {"qk_l2norm": qk_l2norm, "scale": scale}
     return check.call([q_NHK, k_NHK, v_NUV, g_NU, beta_NU, state_NUKV], options)

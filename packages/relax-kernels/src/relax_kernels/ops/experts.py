@@ -64,6 +64,7 @@ def router_topk_call(logits_TE: torch.Tensor, *, top_k: int, normalise: bool = T
     experts = check.sizes["E"]
     check.whole("top_k", top_k, 1, experts, "E")
     check.bind("K", top_k, "top_k")
+    check.flags(normalise=normalise)
     return check.call([logits_TE], {"top_k": top_k, "normalise": normalise})
 
 

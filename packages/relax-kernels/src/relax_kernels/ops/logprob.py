@@ -102,6 +102,7 @@ def linear_logprob_call(
     check.tensor("target_T", target_T, "T", dtypes=(torch.int64,))
     check.number("temperature", temperature)
     check.require(temperature > 0, f"temperature must be positive, given {temperature}")
+    check.flags(with_entropy=with_entropy, reduce_hidden_grad=reduce_hidden_grad)
     if chunk_tokens is not None:
         check.whole("chunk_tokens", chunk_tokens, 1)
     check.require(check.sizes["V"] > 0, "weight_VD has no rows")

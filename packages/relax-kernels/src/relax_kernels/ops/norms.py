@@ -47,6 +47,7 @@ def rms_norm_call(x: torch.Tensor, weight_D: torch.Tensor, *, eps: float, zero_c
     check.tensor("x", x, ("...", "D"))
     check.tensor("weight_D", weight_D, "D")
     check.not_negative("eps", eps)
+    check.flags(zero_centred=zero_centred)
     return check.call([x, weight_D], {"eps": eps, "zero_centred": zero_centred})
 
 
@@ -94,6 +95,7 @@ def add_rms_norm_call(
     check.same_shape("residual", residual, "x", x)
     check.tensor("weight_D", weight_D, "D")
     check.not_negative("eps", eps)
+    check.flags(zero_centred=zero_centred)
     return check.call([x, residual, weight_D], {"eps": eps, "zero_centred": zero_centred})
 
 
