@@ -248,6 +248,15 @@ def test_strict_reads_what_is_usually_written(
         rk.swiglu(X)
 
 
+def test_strict_that_says_nothing_is_refused_where_nothing_stands_in(
+    install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(toy())
+    monkeypatch.setenv("RELAX_KERNELS_STRICT", "maybe")
+    with pytest.raises(rk.InvalidInput, match=r"RELAX_KERNELS_STRICT must be .*, given 'maybe'"):
+        rk.swiglu(X)
+
+
 def test_a_variable_that_names_no_operator_is_told(
     install, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

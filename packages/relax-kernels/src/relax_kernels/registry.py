@@ -67,6 +67,7 @@ def _load() -> _Loaded:
         if backend.name in found:
             raise TypeError(f"two entry points of {ENTRY_POINT_GROUP} have the name {point.name}")
         found[backend.name] = backend
+    is_strict()  # a value that says nothing is refused, also where nothing would stand in
     ordered = sorted(found.values(), key=lambda backend: -backend.priority)
     _warn_of_variables({op for backend in ordered for op in backend.operators})
     return _Loaded(tuple(ordered), tuple(unavailable))

@@ -250,6 +250,7 @@ def check_rank(rank: int, folder: str) -> None:
                 assert_near(a, e, 1e-5, f"result {index} of rank {rank}, top {top_k}, fixed {fixed}")
         if rank == 0:
             print("fixed" if fixed else f"top {top_k}", "agrees", flush=True)
+    dist.barrier()
     dist.destroy_process_group()
 
 
