@@ -5,11 +5,13 @@ import torch
 from relax_core.algorithms import AlgorithmConfig, PolicyTokens, Sequences
 
 
-def kept(log_ratios, limit):
+def kept(log_ratios, limit, advantages=None):
     cfg = AlgorithmConfig(name="m2po", second_moment_limit=limit)
     columns = {
         "logprob": torch.tensor(log_ratios, dtype=torch.float64) - 2,
         "rollout_logprob": torch.full((len(log_ratios),), -2.0, dtype=torch.float64),
+        # Outward where nothing else is said: the sign of the log-ratio.
+        "advantage": torch.tensor(advantages or log_ratios, dtype=torch.float64),
     }
     return cfg.algorithm.batch_columns(columns, cfg)["kept"].tolist()
 
@@ -22,6 +24,16 @@ def test_the_largest_log_ratios_are_left_out_until_the_mean_square_fits():
     assert kept(ratios, 0.101) == [1, 1, 0, 1]
     assert kept(ratios, 0.33) == [1, 1, 1, 1]
     assert kept(ratios, 0.005) == [0, 0, 0, 0]
+
+
+def test_only_tokens_that_move_away_from_the_engine_count_and_are_left_out():
+    # Outward are the first (A > 0, r > 1) and the last (A < 0, r < 1), with squares 0.01 and 1; the others
+    # would be drawn back, and PPO clips none of them. Their squares 9 and 4 do not count.
+    ratios, advantages = [0.1, -3.0, 2.0, -1.0], [1.0, 1.0, -1.0, -1.0]
+    assert kept(ratios, 0.04, advantages) == [1, 1, 1, 0]
+    assert kept(ratios, 0.505, advantages) == [1, 1, 1, 1], "the mean of 0.01 and 1"
+    assert kept(ratios, 0.504, advantages) == [1, 1, 1, 0]
+    assert kept(ratios, 0.04, [0.0] * 4) == [1, 1, 1, 1], "nothing moves them"
 
 
 def test_equal_policies_leave_nothing_out():

@@ -62,7 +62,10 @@ class AlgorithmConfig(Section):
         1.05, "Steepness of SAPO's gate where the advantage is not positive.", gt=0, le=1e3
     )
     second_moment_limit: float = setting(
-        0.04, "Bound of M2PO on the mean of (log-ratio)^2 over the tokens of a mini-batch.", gt=0
+        0.04,
+        "Bound of M2PO on the mean of (log-ratio)^2 over the tokens of a mini-batch that move away from the "
+        "policy that sampled them.",
+        gt=0,
     )
     preference_beta: float = setting(
         0.1, "How strongly DPO's reference holds: factor of the log-ratios in its margin.", gt=0

@@ -19,17 +19,21 @@ if TYPE_CHECKING:
 
 
 def kept_tokens(columns: "Mapping[str, Tensor]", cfg: "AlgorithmConfig") -> "dict[str, Tensor]":
-    """Column `kept` [T], 1 for the most tokens whose mean of (log r)^2 is at most second_moment_limit.
+    """Column `kept` [T]: 0 for the tokens that the second moment forbids, over the whole mini-batch.
 
-    r = pi / pi_behaviour, the present policy over the engine's. Tokens of the largest (log r)^2 are left out
-    first, over the whole mini-batch: Zheng et al. 2025, Prosperity before Collapse, arXiv 2510.01161,
-    section 4, which bounds the mean of (log r)^2 (M2) by tau.
+    r = pi / pi_behaviour, the present policy over the engine's. Zheng et al. 2025, Prosperity before
+    Collapse, arXiv 2510.01161, section 5.2: of the tokens that PPO could clip (A > 0 and r > 1, or A < 0 and
+    r < 1), those of the largest (log r)^2 are left out until the mean of (log r)^2 over those that remain is at most
+    tau. Every other token is kept: its gradient draws r towards 1.
     """
-    second_T = (columns["logprob"] - columns["rollout_logprob"]).square()
+    log_ratio_T = columns["logprob"] - columns["rollout_logprob"]
+    outward_T = columns["advantage"] * log_ratio_T > 0
+    # Sorted, tokens that are not outward lie behind all that are, and are kept whatever their number.
+    second_T = log_ratio_T.square().masked_fill(~outward_T, float("inf"))
     ordered_T, order_T = second_T.sort(stable=True)
     mean_T = ordered_T.cumsum(0) / ordered_T.new_ones(ordered_T.shape).cumsum(0)
-    kept_T = second_T.new_zeros(second_T.shape)
-    return {"kept": kept_T.index_copy(0, order_T, (mean_T <= cfg.second_moment_limit).to(kept_T.dtype))}
+    within_T = (mean_T <= cfg.second_moment_limit) | ~outward_T[order_T]
+    return {"kept": second_T.new_zeros(second_T.shape).index_copy(0, order_T, within_T.to(second_T.dtype))}
 
 
 def second_moment_loss(tokens: PolicyTokens, cfg: "AlgorithmConfig") -> Clipped:
@@ -43,10 +47,11 @@ def second_moment_loss(tokens: PolicyTokens, cfg: "AlgorithmConfig") -> Clipped:
 M2PO = replace(
     GRPO,
     name="m2po",
-    summary="Policy gradient on stale samples: tokens of the largest log-ratios to the engine are left out.",
-    source="Zheng et al. 2025, Prosperity before Collapse, arXiv 2510.01161, section 4",
-    objective="-M r A, M = 0 for the tokens of the largest (log r)^2 until the others' mean is at most "
-    "second_moment_limit",
+    summary="Policy gradient on stale samples: of the tokens that move further from the engine, those of the "
+    "largest log-ratios are left out.",
+    source="Zheng et al. 2025, Prosperity before Collapse, arXiv 2510.01161, section 5.2",
+    objective="-M r A; of the tokens with A log r > 0, M = 0 for those of the largest (log r)^2 until the "
+    "mean of the others is at most second_moment_limit",
     policy_loss=second_moment_loss,
     batch_columns=kept_tokens,
     default_reduction="token_mean",
