@@ -3,7 +3,8 @@
 import re
 
 import pytest
-from relax_core.config import load_config
+from relax_core.cli.preflight import refuse_unready
+from relax_core.config import ConfigError, load_config
 from relax_core.config.yaml_text import parse_yaml
 from relax_core.plan import plan
 from relax_core.plan.text import plan_lines, plan_values
@@ -89,6 +90,18 @@ def test_a_recipe_holds_nothing_of_a_machine(name):
     assert not re.search(r"(?<![\w.:])/(?:home|mnt|data|root|workspace|tmp)\b", text), "a path of a machine"
     assert not re.search(r"enp\w+|eth\d|ib\d|IFNAME|API_KEY|TOKEN|sk-|hf_\w{8}", text)
     assert recipe_status(builtin_recipes()[name]) in STATUS
+
+
+# What a start asks of the machine, whatever the recipe: devices, and files of the user.
+OF_THE_MACHINE = {("run", "device"), ("model", "path"), ("data", "path"), ("data", "eval_path")}
+
+
+@pytest.mark.parametrize("name", QWEN)
+def test_a_recipe_waits_if_and_only_if_a_start_refuses_a_part_of_it(name):
+    with pytest.raises(ConfigError) as caught:
+        refuse_unready(load_config(name))
+    missing = [problem for problem in caught.value.problems if problem.path not in OF_THE_MACHINE]
+    assert (recipe_status(builtin_recipes()[name]) == "waits") == bool(missing), missing
 
 
 @pytest.mark.parametrize("name", QWEN)
