@@ -18,7 +18,7 @@ REPOSITORY = Path(__file__).parents[4]
 
 def test_every_correction_says_what_is_wrong_and_names_a_test_that_exists():
     names = [c.name for c in list_corrections()]
-    assert len(set(names)) == len(names) == 3
+    assert len(set(names)) == len(names) == 7
     for c in list_corrections():
         assert len(c.wrong) > 40
         path, test = c.test.split("::")

@@ -11,7 +11,7 @@ from relax_rollout.weights.broadcast import Meeting
 from relax_rollout.weights.bucket import Bucket
 from relax_rollout.weights.unpacker import Unpacker
 
-from relax_core.cluster.process import host_name, prepare_process
+from relax_core.cluster.process import host_name, prepare_process, process_ready
 from relax_core.cluster.shared_tensors import Packed, unpack
 from relax_core.config.root import RelaxConfig
 from relax_core.loop.rollout import engine_options
@@ -35,6 +35,7 @@ class EngineHost:
         self._packed: PackedLoading = (
             engine if isinstance(engine, PackedLoading) else Unpacker(engine, torch.device(device))
         )
+        process_ready()
 
     async def pid(self) -> int:
         """This process's id; answers once the engine is ready."""

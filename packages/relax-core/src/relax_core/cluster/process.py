@@ -1,5 +1,6 @@
-"""What every process of a cluster does first."""
+"""What every process of a cluster does first, and once it is ready."""
 
+import gc
 import logging
 import os
 import socket
@@ -12,10 +13,13 @@ from relax_core.config.root import RelaxConfig
 def prepare_process(config: RelaxConfig, threads: int) -> None:
     """Threads as in a run of one process, and a log that Ray keeps beside its own.
 
+    Nothing is collected as garbage until `process_ready`.
+
     Args:
         config: the run's.
         threads: of torch's operators.
     """
+    gc.disable()
     import torch
 
     logging.basicConfig(stream=sys.stderr, level=config.run.log_level.upper())
@@ -23,7 +27,14 @@ def prepare_process(config: RelaxConfig, threads: int) -> None:
     torch.set_num_threads(threads)
 
 
+<<<<<<< HEAD
 def host_name() -> str:
     """Of this host, the same in all of its processes; a container that starts elsewhere has another one."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     return f"{socket.gethostname()} {boot.read_text().strip() if boot.exists() else ''}"
+=======
+def process_ready() -> None:
+    """The model is loaded: what there is stays, and is left out of every search for garbage."""
+    gc.freeze()
+    gc.enable()
+>>>>>>> 97efcef (Ray starts without helpers nobody asks; no process loads torch's compiler that compiles nothing; ranks and engines search no garbage among what stays)

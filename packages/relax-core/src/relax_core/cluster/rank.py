@@ -19,7 +19,7 @@ from relax_rollout.weights.sender import SendingPath, WeightSender
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
-from relax_core.cluster.process import host_name, prepare_process
+from relax_core.cluster.process import host_name, prepare_process, process_ready
 from relax_core.cluster.shared_tensors import Packed, pack
 from relax_core.cluster.stream import SampleStream, open_stream
 from relax_core.config.root import RelaxConfig
@@ -76,6 +76,7 @@ class TrainerRank:
         os.environ.update({name: str(value) for name, value in place.items()})
         opened = open_policy(self._config, *open_model(self._config), store=self._store)
         self._policy = self._stack.enter_context(opened)
+        process_ready()
         if self._config.run.trace:
             self._log = self._stack.enter_context(keeping_spans(f"rank {self._rank}"))
         return os.getpid()

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import ray
 
+from relax_core.cluster.bare_node import bare_node
 from relax_core.cluster.config import ClusterConfig
 from relax_core.cluster.errors import ClusterError
 from relax_core.cluster.folders import own_folder
@@ -92,7 +93,7 @@ def _start(folder: Path, options: dict[str, Any], cpus: int, store_bytes: int) -
     while True:
         port = _free_port()
         try:
-            with _environment(RAY_GCS_SERVER_PORT=str(port)):
+            with _environment(RAY_GCS_SERVER_PORT=str(port)), bare_node():
                 ray.init(
                     address="local",
                     include_dashboard=False,

@@ -1,5 +1,6 @@
 """All corrections, in the order in which they are installed."""
 
+from relax_core.upstream.compiler import COMPILERS
 from relax_core.upstream.correction import Correction
 from relax_core.upstream.distributed_optimizer import GROUP_ORDER
 from relax_core.upstream.import_time import JIT_FUSER
@@ -9,6 +10,7 @@ _ALL: tuple[Correction, ...] = (
     GROUP_ORDER,
     NORM_RECOMPUTE,
     JIT_FUSER,
+    *COMPILERS,
 )
 
 

@@ -3,14 +3,14 @@
 import importlib.metadata
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
-from relax_core.upstream.hook import on_import
+from relax_core.upstream.hook import around_import, on_import
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +35,7 @@ class Correction:
         thread: address of the upstream discussion, or None if none was found.
         needed: whether this process needs it (for instance only without Transformer Engine).
         distribution: the distribution that `versions` speaks of.
+        around: entered while the module's code runs, if it is imported later.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Correction:
     thread: str | None = None
     needed: Callable[[], bool] = field(default=lambda: True, repr=False)
     distribution: str = "megatron-core"
+    around: Callable[[], AbstractContextManager[None]] | None = field(default=None, repr=False)
 
     @property
     def installed(self) -> bool:
@@ -62,6 +64,8 @@ class Correction:
             return
         require_version(self.distribution, self.versions, what=f"correction {self.name!r}")
         _installed.add(self.name)
+        if self.around is not None:
+            around_import(self.module, self.around)
         on_import(self.module, self._act)
         logger.debug("installed %s: %s", self.name, self.wrong)
 
@@ -92,6 +96,11 @@ def replace_attribute(owner: type, name: str, make: Callable[[Any], Any]) -> Und
     current = vars(owner)[name]
     setattr(owner, name, make(current))
     return lambda: setattr(owner, name, current)
+
+
+def holds(distribution: str, versions: str) -> bool:
+    """Whether the installed version of a distribution is one of `versions`."""
+    return importlib.metadata.version(distribution) in SpecifierSet(versions)
 
 
 def require_version(distribution: str, versions: str, *, what: str) -> None:

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType
@@ -9,6 +10,7 @@ from types import ModuleType
 Action = Callable[[ModuleType], None]
 
 _actions: dict[str, list[Action]] = {}
+_around: dict[str, list[Callable[[], AbstractContextManager[None]]]] = {}
 
 
 def on_import(package: str, action: Action) -> None:
@@ -21,12 +23,27 @@ def on_import(package: str, action: Action) -> None:
         package: a dotted name, "megatron.core" or "megatron.core.optimizer.distrib_optimizer".
         action: called once per module; what it raises surfaces from the import statement.
     """
-    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
+    _watch()
     _actions.setdefault(package, []).append(action)
     for name, module in list(sys.modules.items()):
         if _covers(package, name) and isinstance(module, ModuleType):
             action(module)
+
+
+def around_import(module: str, context: Callable[[], AbstractContextManager[None]]) -> None:
+    """Enters `context()` while the code of a module runs that is yet to be imported.
+
+    Args:
+        module: its dotted name.
+        context: makes what is entered.
+    """
+    _watch()
+    _around.setdefault(module, []).append(context)
+
+
+def _watch() -> None:
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
 
 
 def _covers(package: str, name: str) -> bool:
@@ -39,7 +56,10 @@ def _actions_for(name: str) -> list[Action]:
 
 class _Loader(SourceFileLoader):
     def exec_module(self, module: ModuleType) -> None:
-        super().exec_module(module)
+        with ExitStack() as stack:
+            for context in _around.get(module.__name__, ()):
+                stack.enter_context(context())
+            super().exec_module(module)
         for action in _actions_for(module.__name__):
             action(module)
 
@@ -48,7 +68,7 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if not any(_covers(package, fullname) for package in _actions):
+        if fullname not in _around and not any(_covers(package, fullname) for package in _actions):
             return None
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and type(spec.loader) is SourceFileLoader:

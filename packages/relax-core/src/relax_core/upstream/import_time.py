@@ -1,9 +1,10 @@
-"""Makes `import megatron.core` quick and quiet. Takes effect on megatron's import, whenever that comes."""
+"""Makes the imports of megatron-core, torch and transformers quick and quiet; takes effect when they come."""
 
 import logging
 import warnings
 from types import ModuleType
 
+from relax_core.upstream.compiler import COMPILERS
 from relax_core.upstream.correction import Correction, Undo
 
 
@@ -25,8 +26,9 @@ JIT_FUSER = Correction(
 
 
 def prepare_import() -> None:
-    """Installs `JIT_FUSER` and drops notices that repeat what is known: no Transformer Engine, no Apex."""
-    JIT_FUSER.install()
+    """Keeps compilers away and drops notices of what is known: no Transformer Engine, no Apex."""
+    for correction in (JIT_FUSER, *COMPILERS):
+        correction.install()
     warnings.filterwarnings("ignore", message="Transformer Engine and Apex are not installed")
     # torch warns of a CUDA toolkit without a GPU when megatron looks for a compiler.
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
