@@ -27,14 +27,13 @@ def prepare_process(config: RelaxConfig, threads: int) -> None:
     torch.set_num_threads(threads)
 
 
-<<<<<<< HEAD
 def host_name() -> str:
     """Of this host, the same in all of its processes; a container that starts elsewhere has another one."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     return f"{socket.gethostname()} {boot.read_text().strip() if boot.exists() else ''}"
-=======
+
+
 def process_ready() -> None:
     """The model is loaded: what there is stays, and is left out of every search for garbage."""
     gc.freeze()
     gc.enable()
->>>>>>> 97efcef (Ray starts without helpers nobody asks; no process loads torch's compiler that compiles nothing; ranks and engines search no garbage among what stays)
