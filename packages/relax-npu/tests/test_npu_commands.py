@@ -2,12 +2,16 @@
 
 import os
 import shlex
+import sys
+import types
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from relax_npu import cli, commands
 from relax_npu.commands import missing
 from relax_npu.doctor import Machine
+from relax_npu.recipe import shares_dies
 
 
 @pytest.fixture
@@ -29,7 +33,7 @@ def bare(tmp_path: Path) -> Machine:
 
 
 def test_the_environment_of_a_shared_die(capsys) -> None:
-    assert cli.main(["env", "--dies", "0,1", "--colocate", "--draft-tokens", "2"]) == 0
+    assert cli.main(["env", "--dies", "0,1", "--colocate"]) == 0
     told = dict(line.removeprefix("export ").split("=", 1) for line in capsys.readouterr().out.splitlines())
     assert told["ASCEND_RT_VISIBLE_DEVICES"] == "0,1"
     assert told["PYTORCH_NPU_ALLOC_CONF"] == "expandable_segments:False"
@@ -43,6 +47,70 @@ def test_the_environment_of_dies_of_ones_own(capsys) -> None:
     told = capsys.readouterr().out
     assert "expandable_segments:True" in told
     assert "SOCKET_PORT_RANGE" not in told
+
+
+@pytest.fixture
+def core(monkeypatch):
+    """relax-core as far as recipes are read; `core.config` is what every recipe says."""
+    config = SimpleNamespace(
+        run=SimpleNamespace(device="npu"),
+        rollout=SimpleNamespace(engine="sglang"),
+        cluster=SimpleNamespace(mode="ray", placement="colocate"),
+        algorithm=SimpleNamespace(algorithm=SimpleNamespace(loop="rl")),
+    )
+
+    def load_config(spec: str) -> SimpleNamespace:
+        if spec == "gone":
+            raise ValueError("there is no recipe gone")
+        return config
+
+    for name in ("relax_core", "relax_core.config", "relax_core.config.load"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    sys.modules["relax_core.config.load"].load_config = load_config
+    return SimpleNamespace(config=config)
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "value", "shared"),
+    [
+        ("cluster", "placement", "colocate", True),
+        ("cluster", "placement", "hybrid", True),
+        ("cluster", "placement", "async", False),
+        ("cluster", "mode", "torchrun", True),
+        ("rollout", "engine", "transformers", True),
+    ],
+)
+def test_the_environment_of_a_recipe(core, capsys, section, name, value, shared: bool) -> None:
+    setattr(getattr(core.config, section), name, value)
+    assert cli.main(["env", "--dies", "0,1", "--recipe", "mine"]) == 0
+    told = capsys.readouterr().out
+    cli.main(["env", "--dies", "0,1", *(["--colocate"] if shared else [])])
+    assert told == capsys.readouterr().out
+
+
+def test_a_recipe_without_an_engine_of_its_own_shares_nothing(core) -> None:
+    core.config.cluster.mode, core.config.rollout.engine = "inline", "transformers"
+    assert not shares_dies("mine")
+    core.config.cluster.mode, core.config.algorithm.algorithm.loop = "ray", "sft"
+    assert not shares_dies("mine")
+
+
+def test_recipes_that_have_no_environment_here(core, capsys) -> None:
+    assert cli.main(["env", "--dies", "0", "--recipe", "gone"]) == 2
+    core.config.run.device = "cuda"
+    assert cli.main(["env", "--dies", "0", "--recipe", "mine"]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "there is no recipe gone" in told.err
+    assert "mine is for cuda; set run.device to npu" in told.err
+    with pytest.raises(SystemExit):
+        cli.main(["env", "--dies", "0", "--recipe", "mine", "--colocate"])
+
+
+def test_recipes_are_relax_cores(monkeypatch, capsys) -> None:
+    monkeypatch.setitem(sys.modules, "relax_core.config.load", None)
+    assert cli.main(["env", "--dies", "0", "--recipe", "mine"]) == 2
+    assert "relax-core, which is not installed; give --colocate" in capsys.readouterr().err
 
 
 def test_dies_in_a_wrong_order_are_refused(capsys) -> None:
@@ -118,13 +186,6 @@ def test_pips_configuration_is_given_as_a_secret(equipped, tmp_path: Path, capsy
     assert f"--secret id=pipconf,src={config}" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         cli.main(["image", "build", "--pip-config", str(tmp_path / "gone")], equipped)
-
-
-@pytest.mark.parametrize("tokens", ["-1", "x", "1.5", "17"])
-def test_draft_tokens_that_make_no_sense(tokens: str, capsys) -> None:
-    with pytest.raises(SystemExit):
-        cli.main(["env", "--dies", "0", f"--draft-tokens={tokens}"])
-    assert "is no number of tokens" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("dashes", [[], ["--"]])

@@ -15,9 +15,9 @@ from relax_npu.doctor import Machine, examine
 from relax_npu.doctor.mindspeed import wanted_switches
 from relax_npu.operators.table import needed_operators
 from relax_npu.probe import probe
+from relax_npu.recipe import RecipeError, shares_dies
 from relax_npu.visible import VARIABLE, VisibleDevicesError, format_visible, parse_visible
 
-_MOST_DRAFTS = 16
 _LONGEST_S = 86400
 _INTERRUPTED = 130
 
@@ -47,14 +47,19 @@ def _doctor(chosen: argparse.Namespace, machine: Machine | None) -> int:
 
 
 def _env(chosen: argparse.Namespace, machine: Machine | None) -> int:
-    for name, value in environment(chosen.dies, chosen.colocate, chosen.draft_tokens).items():
+    try:
+        shared = chosen.colocate if chosen.recipe is None else shares_dies(chosen.recipe)
+    except RecipeError as error:
+        sys.stderr.write(f"relax-npu env: {error}\n")
+        return 2
+    for name, value in environment(chosen.dies, shared).items():
         _tell(f"export {name}={value}")
     return 0
 
 
-def environment(dies: Sequence[int], colocate: bool, draft_tokens: int) -> dict[str, str]:
+def environment(dies: Sequence[int], colocate: bool) -> dict[str, str]:
     """The environment of a run on some dies; `colocate`: trainer and engine share them."""
-    shape = engine.EngineShape(devices=len(dies), colocated=colocate, draft_tokens=draft_tokens)
+    shape = engine.EngineShape(devices=len(dies), colocated=colocate)
     return {
         VARIABLE: format_visible(dies),
         # Ray would write ids in the order in which it handed them out; ours are set by the launcher.
@@ -158,8 +163,9 @@ def _parser() -> argparse.ArgumentParser:
 
     env = subcommands.add_parser("env", help="print the environment of a run, for `eval`")
     _add_dies(env, required=True)
-    env.add_argument("--colocate", action="store_true", help="trainer and engine share the dies")
-    env.add_argument("--draft-tokens", type=_whole, default=0, help="tokens drafted at a time (default: 0)")
+    of = env.add_mutually_exclusive_group()
+    of.add_argument("--recipe", metavar="RECIPE", help="name or file of the recipe that will run")
+    of.add_argument("--colocate", action="store_true", help="trainer and engine share the dies")
     env.set_defaults(run=_env)
 
     schema = subcommands.add_parser("schema", help="print the operator signatures that are relied on")
@@ -229,12 +235,6 @@ def _dies(text: str) -> tuple[int, ...]:
     if not found:
         raise argparse.ArgumentTypeError("no die is given; give physical ids, ascending: 0,1,2")
     return found
-
-
-def _whole(text: str) -> int:
-    if not (re.fullmatch("[0-9]{1,9}", text) and int(text) <= _MOST_DRAFTS):
-        raise argparse.ArgumentTypeError(f"{text} is no number of tokens from 0 to {_MOST_DRAFTS}")
-    return int(text)
 
 
 def _seconds(text: str) -> float:
