@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from relax_core.config import load_config
@@ -187,7 +188,10 @@ def test_a_critic_and_a_reference_lie_beside_the_policy():
     memory = ppo.trainer.memory[0]
     kinds = (memory.weights, memory.gradients, memory.optimizer)
     trunk = sum(size for kind in kinds for part, size in kind.items() if part not in ("head", "draft layers"))
-    assert ppo.devices[0].phases["training"] - plain.phases["training"] == trunk
+    # Its head is a row of 4096 weights: 2 bytes, 4 of gradient, and 8 + 2 of states shared by two ranks.
+    critic = ppo.devices[0].phases["training"] - plain.phases["training"]
+    assert critic == ppo.devices[0].parts["critic"]
+    assert critic - trunk == 4096 * (2 + 4 + 10 // 2)
     assert ppo.phases["train"] == pytest.approx(2 * planned(recipe).phases["train"])
     kl = planned(recipe, "--algorithm.kl_loss_coef", "0.01").devices[0]
     assert kl.phases["training"] - plain.phases["training"] == sum(memory.weights.values())
@@ -199,3 +203,111 @@ def test_draft_layers_alone_keep_no_activations_of_the_trunk_and_no_gradients_of
     assert set(alone.memory[0].gradients) == set(alone.memory[0].activations) == {"draft layers"}
     assert alone.memory[0].weights == whole.memory[0].weights
     assert alone.time.total < whole.time.total / 2
+
+
+CAPTIONS = "qwen35-35b-a3b-sft-mtp-8xnpu"
+
+
+def test_a_frozen_tower_takes_its_weights_and_a_trained_one_what_trained_weights_take():
+    frozen, trained = (
+        planned(CAPTIONS, "--model.vision", how).trainer.memory[0] for how in ("frozen", "trained")
+    )
+    # Depth 27 of width 1152: counted by hand from the published sizes, biases and norms included.
+    block = 4 * 1152**2 + 4 * 1152 + 2 * 1152 * 4304 + 4304 + 1152 + 4 * 1152
+    merger = 2 * 1152 + 4608**2 + 4608 + 4608 * 2048 + 2048
+    tower = 3 * 2 * 16 * 16 * 1152 + 1152 + 2304 * 1152 + 27 * block + merger
+    assert frozen.weights["vision tower"] == trained.weights["vision tower"] == 2 * tower
+    assert "vision tower" not in frozen.gradients
+    assert "vision tower" not in frozen.optimizer
+    # Gradients and both means in bfloat16 here, and the lower half of the weight; two ranks share states.
+    assert trained.gradients["vision tower"] == 2 * tower
+    assert trained.optimizer["vision tower"] == 6 * tower // 2
+    kept = [memory.activations["vision tower"] for memory in (frozen, trained)]
+    assert kept[1] > 4 * kept[0]
+
+
+def test_only_the_first_stage_has_the_tower_and_its_pictures():
+    memory = planned(CAPTIONS, "--parallel.pipeline", "2", "--parallel.expert", "4", "--mtp.layers", "0",
+                     "--mtp.init", "truncate",
+                     "--mtp.loss_coefficient", "0").trainer.memory  # fmt: skip
+    assert ["vision tower" in stage.weights for stage in memory] == [True, False]
+    assert ["vision tower" in stage.activations for stage in memory] == [True, False]
+
+
+def test_adapters_alone_take_gradients_and_states():
+    recipe = "qwen35-9b-mtp-1xcuda"
+    flags = ("--mtp.loss_coefficient", "0", "--rollout.draft_tokens", "0")
+    whole, lora = (planned(recipe, *flags, *more) for more in ((), ("--lora.rank", "16")))
+    (memory,), (before,) = lora.trainer.memory, whole.trainer.memory
+    # Eight layers of full attention, 24 delta nets: inputs and outputs of each of their projections.
+    full = (4096 + 2 * 4096 + 2 * 1024) + (4096 + 4096)
+    delta = (4096 + 2 * 2048 + 2 * 4096 + 2 * 32) + (4096 + 4096)
+    feed = (4096 + 2 * 12288) + (12288 + 4096)
+    adapters = 16 * (8 * full + 24 * delta + 32 * feed)
+    assert memory.weights["adapters"] == 2 * adapters
+    assert set(memory.gradients) == set(memory.optimizer) == {"adapters"}
+    assert {part: size for part, size in memory.weights.items() if part != "adapters"} == before.weights
+    assert lora.devices[0].peak < whole.devices[0].peak / 2
+    assert lora.trainer.time.total < 0.85 * whole.trainer.time.total
+
+
+def test_adapters_need_no_second_copy_for_a_reference():
+    recipe, kl = "qwen35-9b-mtp-1xcuda", ("--algorithm.kl_loss_coef", "0.01", "--lora.rank", "16")
+    flags = ("--mtp.loss_coefficient", "0", "--rollout.draft_tokens", "0")
+    assert planned(recipe, *flags, *kl).trainer.memory[0].beside == {}
+
+
+def test_a_teachers_weights_are_spread_as_the_policys_are():
+    recipe = "qwen35-9b-cp-8xcuda"
+    flags = ("--algorithm.name", "on_policy_distillation", "--teacher.path", "Qwen/Qwen3.5-27B",
+             "--algorithm.kl_loss_coef", "0", "--trainer.optimizer_steps_per_batch", "1")  # fmt: skip
+    made = planned(recipe, *flags)
+    alone = planned(recipe).parameters
+    teacher = made.trainer.memory[0].beside["teacher"]
+    assert teacher == pytest.approx(made.trainer.memory[0].parts["weights"] * 27e9 / alone, rel=0.1)
+    assert made.devices[0].parts["teacher"] == teacher
+    assert not any("not planned" in note for note in made.notes)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--algorithm.name", "ppo"), "critic"),
+        (
+            ("--algorithm.name", "on_policy_distillation", "--teacher.path", "Qwen/Qwen3.5-122B-A10B"),
+            "teacher",
+        ),
+    ],
+)
+def test_a_further_model_that_does_not_fit_is_refused_and_named(flags, words):
+    made = planned("qwen35-9b-mtp-1xcuda", *flags, device="h100")
+    assert not made.fits
+    assert any(words in problem.message for problem in made.problems), [p.message for p in made.problems]
+
+
+def test_a_tower_that_fits_frozen_is_refused_trained(monkeypatch):
+    """On a device with room for the one, and not for what gradients and states take."""
+    flags = ("--trainer.gradient_precision", "fp32", "--trainer.moment_precision", "fp32")
+    frozen, trained = (planned(CAPTIONS, "--model.vision", how, *flags) for how in ("frozen", "trained"))
+    static = [made.trainer.memory[0].static for made in (frozen, trained)]
+    # 446 million weights: 4 bytes of gradient, and 10 of states shared by two ranks.
+    assert static[1] - static[0] == 446_571_248 * (4 + 5)
+    room = frozen.devices[0].peak + 2 * GIB
+    spec = DEVICES["910c-die"]
+    monkeypatch.setitem(DEVICES, "910c-die", replace(spec, memory=room + spec.outside))
+    assert planned(CAPTIONS, "--model.vision", "frozen", *flags).fits
+    (problem,) = planned(CAPTIONS, "--model.vision", "trained", *flags).problems
+    assert "GiB while training" in problem.message
+    assert problem.path == ("trainer", "moment_precision")
+
+
+def test_engines_hold_the_tower_of_a_checkpoint_that_has_one():
+    servers = planned("qwen35-9b-mtp-8xnpu-thd").engine
+    assert servers.parts["engine tower"] == 2 * 456_010_480 // servers.devices
+    flags = ("--model.path", "Qwen/Qwen3.5-9B")
+    blind, seeing = (
+        planned("quickstart", *flags, *more, device="h200")
+        for more in ((), ("--model.vision", "frozen", "--data.images_key", "images"))
+    )
+    assert [made.engine.tower for made in (blind, seeing)] == [0, 2 * 456_010_480]
+    assert blind.engine.weights == seeing.engine.weights

@@ -1,6 +1,7 @@
 """`plan`: from settings, sizes and a table of devices to memory and time. No device is touched."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import ceil
 from typing import Any
 
@@ -8,6 +9,7 @@ from relax_core.config.root import RelaxConfig
 from relax_core.config.rules.shapes import shape_problems
 from relax_core.loop.update_path import expected_path
 from relax_core.model.config import Qwen35Config
+from relax_core.model.vision.config import VisionConfig
 from relax_core.plan.devices import DEFAULTS, DeviceSpec, device_spec
 from relax_core.plan.devices_used import devices_used, memory_problems
 from relax_core.plan.engine_memory import EnginePlan, plan_engine
@@ -16,6 +18,7 @@ from relax_core.plan.result import Plan
 from relax_core.plan.shapes import model_facts
 from relax_core.plan.sizes import model_sizes, trained_model
 from relax_core.plan.trainer import TrainerPlan, plan_trainer
+from relax_core.plan.trainer_memory import Beside
 from relax_core.plan.workload import Workload
 
 
@@ -43,7 +46,7 @@ def plan(
     """
     spec = device_spec(device or DEFAULTS.get(config.run.device, "h200"))
     facts = model_facts(config.model.path) if facts is None else facts
-    found = Qwen35Config.from_hf(facts)
+    found = Qwen35Config.from_hf(facts, vision=config.model.vision != "absent")
     workload = workload or Workload.of(config)
     model = trained_model(found, config)
     total, active = model_sizes(model)
@@ -52,7 +55,7 @@ def plan(
     if not problems:
         trainer = _trainer(config, model, spec, workload)
         if workload.sequences:
-            engine = _engine(config, model, spec, workload)
+            engine = _engine(config, _engine_model(config, model, facts), spec, workload)
             rollout = _rollout(config, model, spec, workload, engine)
     uses = devices_used(config, model, spec, trainer, engine) if trainer else ()
     problems += memory_problems(config, spec, uses, engine, workload)
@@ -84,7 +87,39 @@ def _trainer(config: RelaxConfig, model: Qwen35Config, device: DeviceSpec, workl
         lengths=workload.lengths,
         scored=workload.scored,
         entropy=config.algorithm.algorithm.loop == "rl",
+        vision=config.model.vision,
+        picture_tokens=workload.picture_tokens,
+        lora=config.lora if config.lora.rank else None,
+        beside=_beside(config, model),
     )
+
+
+def _beside(config: RelaxConfig, model: Qwen35Config) -> list[Beside]:
+    """Further models of the trainer's ranks: a frozen reference or teacher, a critic that is trained.
+
+    The reference that adapters can be left out for is the policy itself.
+    """
+    found = []
+    own = config.model.reference_path
+    if config.algorithm.needs_reference and not (config.lora.rank and own is None):
+        found.append(Beside("reference", _sizes_of(own, config) if own else model))
+    if config.teacher.path is not None:
+        found.append(Beside("teacher", _sizes_of(config.teacher.path, config)))
+    if config.algorithm.algorithm.needs_critic:
+        path = config.critic.path
+        found.append(Beside("critic", _sizes_of(path, config) if path else model, trained=True))
+    return found
+
+
+def _sizes_of(path: str, config: RelaxConfig) -> Qwen35Config:
+    return Qwen35Config.from_hf(model_facts(path), vision=config.model.vision != "absent")
+
+
+def _engine_model(config: RelaxConfig, model: Qwen35Config, facts: Mapping[str, Any]) -> Qwen35Config:
+    """The model as an engine holds it: servers load a checkpoint's tower, seen through or not."""
+    if config.rollout.engine == "sglang" and "vision_config" in facts:
+        return replace(model, vision=VisionConfig.read(facts["vision_config"]))
+    return model
 
 
 def _engine(config: RelaxConfig, model: Qwen35Config, device: DeviceSpec, workload: Workload) -> EnginePlan:

@@ -32,7 +32,7 @@ def devices_used(
         memory = trainer.memory[number // per_stage]
         own = engine if engine is not None and number < shared else None
         name = f"rank {number}" + (f" + engine {number // own.devices}" if own else "")
-        found.append(_rank_use(name, config, memory, own, _beside(config, memory), limit))
+        found.append(_rank_use(name, config, memory, own, limit))
     if engine is not None:
         apart = config.cluster.engines * engine.devices - shared
         for number in range(apart):
@@ -53,36 +53,25 @@ def _shared_engines(config: RelaxConfig, engine: EnginePlan | None) -> int:
     ]
 
 
-def _beside(config: RelaxConfig, memory: RankMemory) -> dict[str, int]:
-    """Bytes of further models on a trainer rank: a frozen reference, a critic of the policy's trunk."""
-    found = {}
-    if config.algorithm.needs_reference:
-        found["reference"] = sum(memory.weights.values())
-    if config.algorithm.algorithm.needs_critic:
-        trunk = set(memory.weights) - {"head", "draft layers"}
-        kinds = (memory.weights, memory.gradients, memory.optimizer)
-        found["critic"] = sum(kind.get(part, 0) for kind in kinds for part in trunk)
-    return found
-
-
 def _rank_use(
     name: str,
     config: RelaxConfig,
     memory: RankMemory,
     engine: EnginePlan | None,
-    beside: Mapping[str, int],
     limit: int,
 ) -> DeviceUse:
     static: dict[str, int] = {
         kind: size for kind, size in memory.parts.items() if kind in ("weights", "gradients", "optimizer")
     }
     static["workspaces"] = memory.parts["workspaces"]
-    static |= beside
-    training = {**memory.parts, **beside}
+    static |= memory.beside
+    training = memory.parts
     moments: dict[str, Mapping[str, int]] = {"training": training}
     if engine is not None:
         # An engine in the trainer's own process keeps its weights; a server gives up what it can.
-        stays = engine.weights + engine.draft if config.rollout.engine != "sglang" else int(LEFT)
+        stays = (
+            engine.weights + engine.tower + engine.draft if config.rollout.engine != "sglang" else int(LEFT)
+        )
         moments["training"] = {**training, "engine, at rest": stays}
         moments["sampling"] = {**static, **engine.parts}
         moments["update"] = {**static, **engine.parts, "buckets": BUCKETS}
@@ -132,7 +121,7 @@ def _remedy(config: RelaxConfig, use: DeviceUse) -> tuple[tuple[str, ...], str, 
         total = use.limit
         engine = sum(
             use.parts.get(kind, 0)
-            for kind in ("engine weights", "draft weights", "states", "keys and values")
+            for kind in ("engine weights", "engine tower", "draft weights", "states", "keys and values")
         )
         fraction = (engine - (use.peak - use.limit)) / total
         return (

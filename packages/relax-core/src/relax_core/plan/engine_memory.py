@@ -27,7 +27,8 @@ class EnginePlan:
 
     Attributes:
         devices: of one engine.
-        weights: bytes of the target's weights.
+        weights: bytes of the target's weights, all read for every token.
+        tower: bytes of a vision tower, which only prompts with pictures read.
         draft: bytes of the draft layers' weights; embedding and head are the target's.
         states: bytes of recurrent and convolution states.
         cache: bytes of keys and values.
@@ -40,6 +41,7 @@ class EnginePlan:
 
     devices: int
     weights: int
+    tower: int
     draft: int
     states: int
     cache: int
@@ -54,6 +56,7 @@ class EnginePlan:
         """Bytes by kind."""
         return {
             "engine weights": self.weights,
+            "engine tower": self.tower,
             "draft weights": self.draft,
             "states": self.states,
             "keys and values": self.cache,
@@ -83,17 +86,19 @@ def token_bytes(model: Qwen35Config, devices: int, *, drafts: bool) -> int:
     return layers * 2 * ceil(model.kv_heads / devices) * model.head_dim * _HALF
 
 
-def weight_bytes(model: Qwen35Config, devices: int) -> tuple[int, int]:
-    """Bytes of the target's and of the draft layers' weights on one device, in bfloat16."""
+def weight_bytes(model: Qwen35Config, devices: int) -> tuple[int, int, int]:
+    """Bytes of the target's, the vision tower's and the draft layers' weights on one device, in bfloat16."""
     from relax_core.device.parallel import ParallelConfig
     from relax_core.plan.local import Local
-    from relax_core.plan.parameters import stage_parameters
+    from relax_core.plan.parameters import DRAFTS, TOWER, Count, stage_parameters
 
     local = Local.of(model, ParallelConfig(), tokens=1, activation=_HALF)
+    # A tower is spread like the rest, or whole on each device if the servers are told so.
     parts = stage_parameters(local, model.layer_types, first=True, last=True)
-    draft = parts.pop("draft layers").total if "draft layers" in parts else 0
+    draft, tower = (parts.pop(part, Count()).total for part in (DRAFTS, TOWER))
     target = sum(count.total for count in parts.values())
-    return ceil(target * _HALF / devices), ceil(draft * _HALF / devices)
+    spread = [ceil(numbers * _HALF / devices) for numbers in (target, tower, draft)]
+    return spread[0], spread[1], spread[2]
 
 
 def plan_engine(
@@ -123,20 +128,30 @@ def plan_engine(
         drafts: whether the draft layers sample too.
         embedded: the engine in the trainer's process, whose caches grow with the sequences.
     """
-    weights, draft = weight_bytes(model, devices)
+    weights, tower, draft = weight_bytes(model, devices)
     draft = draft if drafts else 0
     each, token = state_bytes(model, devices), token_bytes(model, devices, drafts=drafts)
     if embedded:
         tokens = ceil(rows * length)
         logits = rows * model.vocab_size * _FLOAT
         return EnginePlan(
-            devices, weights, draft, rows * each, tokens * token, logits, tokens, rows, each, token
+            devices, weights, tower, draft, rows * each, tokens * token, logits, tokens, rows, each, token
         )
     kept = (states or STATES_PER_ROW * rows) * each
-    room = int((fraction or DEFAULT_FRACTION) * device.memory) - weights - draft - kept
+    room = int((fraction or DEFAULT_FRACTION) * device.memory) - weights - tower - draft - kept
     tokens = max(0, room // token)
     tokens = min(tokens, max_tokens or tokens)
     running = min(rows, int(tokens // max(1.0, length)), states or rows)
     return EnginePlan(
-        devices, weights, draft, kept, tokens * token, int(GRAPHS), tokens, max(0, running), each, token
+        devices,
+        weights,
+        tower,
+        draft,
+        kept,
+        tokens * token,
+        int(GRAPHS),
+        tokens,
+        max(0, running),
+        each,
+        token,
     )

@@ -1,8 +1,10 @@
 """Weights of one trainer rank by part, counted from the sizes of the model. Letters: see `local`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from relax_core.model.lora_config import LoraConfig, Target
+from relax_core.model.vision.config import VisionConfig
 from relax_core.plan.local import Local
 
 
@@ -32,33 +34,104 @@ class Count:
         return self.dense + self.expert + self.wide
 
 
-def stage_parameters(local: Local, kinds: Sequence[str], *, first: bool, last: bool) -> dict[str, Count]:
+TOWER, DRAFTS, ADAPTERS = "vision tower", "draft layers", "adapters"
+"""Names of parts."""
+
+
+def stage_parameters(
+    local: Local,
+    kinds: Sequence[str],
+    *,
+    first: bool,
+    last: bool,
+    lora: LoraConfig | None = None,
+    critic: bool = False,
+) -> dict[str, Count]:
     """Weights of a rank of one pipeline stage.
 
     Args:
         local: sizes.
         kinds: types of the stage's layers.
-        first, last: whether the stage embeds tokens, and whether it has the head and the draft layers.
+        first, last: whether the stage embeds tokens and sees pictures, and whether it has the head and the
+            draft layers.
+        lora: adapters of the trunk; None or rank 0 is none.
+        critic: whether it is a critic's: one row is its head, and it has no draft layers.
 
     Returns:
-        By part: embedding, delta net, full attention, feed-forward or experts, norms, head, draft layers.
+        By part: vision tower, embedding, delta net, full attention, feed-forward or experts, norms, head,
+        draft layers, adapters.
     """
     model = local.model
-    hidden, drafts = model.hidden_size, model.mtp_layers if last else 0
+    hidden, drafts = model.hidden_size, model.mtp_layers if last and not critic else 0
+    tied = model.tied and not critic
     matrix = local.vocab * hidden
     feed = "experts" if model.experts else "feed-forward"
     embeds = first or drafts > 0
     found = {
+        TOWER: _tower(model.vision) if first and model.vision else Count(),
         # The last stage keeps a copy for its draft layers or its tied head.
-        "embedding": Count(matrix if embeds or (last and model.tied) else 0),
+        "embedding": Count(matrix if embeds or (last and tied) else 0),
         "delta net": _delta(local) * kinds.count("linear_attention"),
         "full attention": _attention(local) * kinds.count("full_attention"),
         feed: _feed_forward(local) * len(kinds),
         "norms": Count(2 * hidden * len(kinds) + (hidden if last else 0)),
-        "head": Count(matrix if last and not model.tied else 0),
-        "draft layers": _draft(local) * drafts,
+        "head": Count((hidden if critic else matrix) if last and not tied else 0),
+        DRAFTS: _draft(local) * drafts,
+        ADAPTERS: _adapters(local, kinds, lora) if lora is not None and lora.rank else Count(),
     }
     return {part: count for part, count in found.items() if count.total}
+
+
+def trained_parts(
+    counts: Mapping[str, Count], *, drafts_only: bool = False, tower: bool = True
+) -> dict[str, Count]:
+    """Those of a stage's parts that take gradients.
+
+    Args:
+        counts: from `stage_parameters`; adapters, where there are any, are trained alone.
+        drafts_only: whether the draft layers are.
+        tower: whether the vision tower is trained.
+    """
+    if ADAPTERS in counts:
+        return {ADAPTERS: counts[ADAPTERS]}
+    if drafts_only:
+        return {part: count for part, count in counts.items() if part == DRAFTS}
+    return {part: count for part, count in counts.items() if tower or part != TOWER}
+
+
+def _tower(vision: VisionConfig) -> Count:
+    """Whole on every rank of the first stage; layer norms and projections have biases."""
+    wide, ffn = vision.hidden_size, vision.ffn_size
+    block = 4 * wide + (3 * wide + 3) * wide + (wide + 1) * wide + (wide + 1) * ffn + (ffn + 1) * wide
+    joined = wide * vision.merge**2
+    merger = 2 * wide + (joined + 1) * joined + (joined + 1) * vision.out_size
+    patches = (vision.patch_features + 1) * wide
+    return Count(patches + vision.side**2 * wide + vision.depth * block + merger)
+
+
+def _adapters(local: Local, kinds: Sequence[str], lora: LoraConfig) -> Count:
+    """Rank x (inputs + outputs) of every projection that is adapted: of these a rank holds its own share, and
+    the other side whole (`relax_core.model.linear`)."""
+    model, hidden = local.model, local.model.hidden_size
+    keys, values = local.delta_heads
+    width = values * model.delta_value_dim
+    delta, full = kinds.count("linear_attention"), kinds.count("full_attention")
+    feed = (model.shared_ffn_size if model.experts else model.ffn_size) // local.tensor
+    routed = model.ffn_size // local.expert_ranks
+    # Inputs and outputs of one, how many of them.
+    sides: dict[Target, tuple[int, int]] = {
+        "linear_qkv": (hidden + local.qkv_width, full),
+        "linear_proj": (local.heads * model.head_dim + hidden, full),
+        "in_proj": (hidden + 2 * keys * model.delta_key_dim + 2 * width + 2 * values, delta),
+        "out_proj": (width + hidden, delta),
+        "linear_fc1": (hidden + 2 * feed, len(kinds)),
+        "linear_fc2": (feed + hidden, len(kinds)),
+    }
+    dense = sum(sides[target][0] * sides[target][1] for target in lora.targets if target in sides)
+    expert = 0
+    if "experts" in lora.targets:
+        expert = local.local_experts * len(kinds) * (hidden + 2 * routed + routed + hidden)
+    return Count(lora.rank * dense, expert=lora.rank * expert)
 
 
 def _delta(local: Local) -> Count:

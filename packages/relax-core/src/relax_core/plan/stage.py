@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass
 
+from relax_core.model.lora_config import LoraConfig
 from relax_core.model.mtp_config import MtpConfig
 from relax_core.plan.head import embed, gather_tokens, logprobs
 from relax_core.plan.layers import layer
 from relax_core.plan.local import Local
 from relax_core.plan.pen import FLOAT, Pen
-from relax_core.plan.tape import Buffer, Op, Tape, Work, without_gradients
+from relax_core.plan.tape import Buffer, Op, Tape, Work, frozen, without_gradients
+from relax_core.plan.vision import Sight, see
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,8 @@ class Stage:
         recompute: see `relax_core.plan.layers`.
         mtp: of the draft layers, which the last stage has.
         entropy: whether the loss needs the entropy of every position.
+        sight: the pictures that the first stage sees; None without.
+        lora: adapters, which are then trained alone; None trains the weights.
     """
 
     local: Local
@@ -30,6 +34,8 @@ class Stage:
     recompute: str
     mtp: MtpConfig
     entropy: bool = False
+    sight: Sight | None = None
+    lora: LoraConfig | None = None
 
     @property
     def depths(self) -> int:
@@ -38,11 +44,16 @@ class Stage:
         return self.local.model.mtp_layers * self.mtp.repeated if self.last and trained else 0
 
     def tape(self) -> Tape:
-        """Forward and backward pass of one micro-batch."""
+        """Forward and backward pass of one micro-batch; what adapters add to it is not reckoned."""
+        return frozen(self._tape()) if self.lora is not None else self._tape()
+
+    def _tape(self) -> Tape:
         # Where the draft layers are trained alone the trunk runs without gradients, and keeps nothing.
         pen = Pen(self.local, "none" if self.mtp.only else self.recompute)
         pen.tape.part = "embedding"
         hidden = embed(pen) if self.first else Buffer(self.local.hidden)
+        if self.first and self.sight is not None:
+            hidden = see(pen, hidden, self.sight)
         for kind in self.kinds:
             hidden = layer(pen, hidden, kind)
         if not self.last:
@@ -52,7 +63,7 @@ class Stage:
         pen.tape.part = "head"
         tied = self.local.model.tied and self.first
         hidden = gather_tokens(pen, pen.norm(hidden))
-        losses = [logprobs(pen, hidden, "head", trains=True, tied=tied, entropy=self.entropy)]
+        losses = [logprobs(pen, hidden, "head", trains=self.lora is None, tied=tied, entropy=self.entropy)]
         if self.mtp.only:
             losses, pen = [], Pen(self.local, self.recompute, without_gradients(pen.tape))
         draft = Buffer(hidden.size, hidden, needs_grad=False) if self.mtp.detach_trunk else hidden

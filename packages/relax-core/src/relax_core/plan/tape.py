@@ -123,6 +123,19 @@ def without_gradients(tape: Tape) -> Tape:
     return Tape(ops, tape.part, list(tape.parts))
 
 
+def frozen(tape: Tape) -> Tape:
+    """The same operations where gradients pass through, and weights take none."""
+    ops = []
+    for op in tape.ops:
+        backward = op.backward
+        if op.weight_grad and backward.kind == "matmul":
+            # Half of a projection's backward pass is its weight's gradient.
+            backward = replace(backward, flops=backward.flops / 2, moved=backward.moved / 2)
+        inner = None if op.inner is None else frozen(op.inner)
+        ops.append(replace(op, weight_grad=0, held_grad=0, backward=backward, inner=inner))
+    return Tape(ops, tape.part, list(tape.parts))
+
+
 @dataclass(frozen=True)
 class Peak:
     """Bytes beside what is there anyway.

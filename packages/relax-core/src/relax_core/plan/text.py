@@ -7,9 +7,9 @@ from relax_core.plan.devices import GIB
 from relax_core.plan.result import DeviceUse, Plan
 
 KINDS = (
-    "weights", "gradients", "optimizer", "reference", "critic", "activations", "working", "communication",
-    "workspaces", "engine weights", "draft weights", "states", "keys and values", "engine, other",
-    "engine, at rest", "buckets",
+    "weights", "gradients", "optimizer", "reference", "teacher", "critic", "activations", "working",
+    "communication", "workspaces", "engine weights", "engine tower", "draft weights", "states",
+    "keys and values", "engine, other", "engine, at rest", "buckets",
 )  # fmt: skip
 """Kinds of memory, in the order in which they are shown."""
 
@@ -155,6 +155,7 @@ def plan_values(plan: Plan) -> dict[str, Any]:
                     "gradients": dict(memory.gradients),
                     "optimizer": dict(memory.optimizer),
                     "activations": dict(memory.activations),
+                    "beside": dict(memory.beside),
                     "working": memory.working,
                     "communication": memory.communication,
                     "in_flight": memory.in_flight,

@@ -3,16 +3,20 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Literal
 
 from relax_core.device.parallel import ParallelConfig
 from relax_core.model.config import Qwen35Config
 from relax_core.model.cost import sample_cost
+from relax_core.model.lora_config import LoraConfig
 from relax_core.model.mtp_config import MtpConfig
 from relax_core.packing import plan_micro_batches
 from relax_core.plan.devices import DeviceSpec
 from relax_core.plan.local import Local
-from relax_core.plan.trainer_memory import RankMemory, number_size, rank_memory, stages
+from relax_core.plan.stage import Stage
+from relax_core.plan.trainer_memory import Beside, RankMemory, number_size, rank_memory, stages
 from relax_core.plan.trainer_time import Layout, StepTime, step_time
+from relax_core.plan.vision import Sight
 from relax_core.trainer.config import TrainerConfig
 
 
@@ -72,6 +76,10 @@ def plan_trainer(
     lengths: Sequence[int],
     scored: float = 1.0,
     entropy: bool = False,
+    vision: Literal["absent", "frozen", "trained"] = "absent",
+    picture_tokens: int = 0,
+    lora: LoraConfig | None = None,
+    beside: Sequence[Beside] = (),
 ) -> TrainerPlan:
     """Plans one optimizer step.
 
@@ -83,6 +91,10 @@ def plan_trainer(
         lengths: tokens of the samples of one optimizer step.
         scored: share of the tokens that carry loss.
         entropy: whether the loss needs every position's entropy.
+        vision: what is done with the model's tower.
+        picture_tokens: of a sample's tokens, those that stand for its picture.
+        lora: adapters, which are then trained alone.
+        beside: further models on the trainer's ranks.
 
     Raises:
         ValueError: ranks, heads or layers do not divide.
@@ -99,7 +111,7 @@ def plan_trainer(
     )
     batch, sample = split(model, parallel, trainer, lengths, layout.data)
 
-    def stages_of(row: float) -> list[object]:
+    def stages_of(row: float) -> list[Stage]:
         local = Local.of(
             model,
             parallel,
@@ -109,29 +121,48 @@ def plan_trainer(
             even=min(lengths) == max(lengths),
             scored=scored,
         )
-        return stages(local, recompute=trainer.recompute, mtp=mtp, entropy=entropy)  # type: ignore[return-value]
+        return stages(
+            local,
+            recompute=trainer.recompute,
+            mtp=mtp,
+            entropy=entropy,
+            sight=_sight(model, row * picture_tokens / fmean(lengths), picture_tokens, vision),
+            lora=lora,
+        )
 
     shared = layout.data * layout.context
     expert_ranks = parallel.expert * (parallel.expert_tensor or parallel.tensor)
     memory = tuple(
         rank_memory(
-            stage,  # type: ignore[arg-type]
+            stage,
             number,
             trainer,
             data=shared,
             expert_data=max(1, ranks // parallel.pipeline // expert_ranks),
             micro_batches=batch.micro_batches,
+            tower=vision == "trained",
+            beside=beside,
         )
         for number, stage in enumerate(stages_of(batch.longest_row))
     )
     time = step_time(
-        stages_of(batch.mean_row),  # type: ignore[arg-type]
+        stages_of(batch.mean_row),
         trainer,
         device,
         layout,
         micro_batches=batch.micro_batches,
     )
     return TrainerPlan(layout, batch, memory, time)
+
+
+def _sight(
+    model: Qwen35Config, tokens: float, picture: int, vision: Literal["absent", "frozen", "trained"]
+) -> Sight | None:
+    """Pictures of `tokens` tokens in a row, each of `picture` tokens."""
+    if model.vision is None or vision == "absent" or not picture:
+        return None
+    square = model.vision.merge**2
+    return Sight(model.vision, max(1, round(tokens)) * square, picture * square, vision == "trained")
 
 
 def split(

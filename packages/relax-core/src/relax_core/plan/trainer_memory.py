@@ -1,12 +1,13 @@
 """Memory of one trainer rank by part: what is always there, and what a micro-batch adds at its worst."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from relax_core.device.parallel import ParallelConfig
+from relax_core.model.config import Qwen35Config
 from relax_core.model.stages import stage_layers
 from relax_core.plan.local import Local
-from relax_core.plan.parameters import Count, stage_parameters
+from relax_core.plan.parameters import Count, stage_parameters, trained_parts
 from relax_core.plan.stage import Stage
 from relax_core.plan.tape import measure
 from relax_core.trainer.config import TrainerConfig
@@ -28,6 +29,8 @@ class RankMemory:
         communication: buffers of collectives.
         in_flight: micro-batches whose activations are kept at once.
         at: where the peak is.
+        beside: of further models, by name: "reference", "teacher" (weights), "critic" (weights, gradients
+            and optimizer).
     """
 
     stage: int
@@ -39,6 +42,7 @@ class RankMemory:
     communication: int
     in_flight: int
     at: str
+    beside: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def parts(self) -> dict[str, int]:
@@ -51,12 +55,14 @@ class RankMemory:
             "working": self.working,
             "communication": self.communication,
             "workspaces": WORKSPACE,
+            **self.beside,
         }
 
     @property
     def static(self) -> int:
         """Bytes that are there also between steps."""
-        return sum(sum(part.values()) for part in (self.weights, self.gradients, self.optimizer)) + WORKSPACE
+        kinds = (self.weights, self.gradients, self.optimizer, self.beside)
+        return sum(sum(part.values()) for part in kinds) + WORKSPACE
 
     @property
     def peak(self) -> int:
@@ -69,8 +75,31 @@ def number_size(name: str) -> int:
     return {"fp32": 4, "bf16": 2}[name]
 
 
+@dataclass(frozen=True)
+class Beside:
+    """A further model on the trainer's ranks.
+
+    Attributes:
+        name: "reference", "teacher" or "critic".
+        model: its sizes.
+        trained: whether it takes gradients, as a critic does; that has a head of one row and no draft layers.
+    """
+
+    name: str
+    model: Qwen35Config
+    trained: bool = False
+
+
 def rank_memory(
-    stage: Stage, number: int, config: TrainerConfig, *, data: int, expert_data: int, micro_batches: int
+    stage: Stage,
+    number: int,
+    config: TrainerConfig,
+    *,
+    data: int,
+    expert_data: int,
+    micro_batches: int,
+    tower: bool = True,
+    beside: Sequence[Beside] = (),
 ) -> RankMemory:
     """A rank of one pipeline stage.
 
@@ -81,13 +110,15 @@ def rank_memory(
         data: ranks that share the dense weights' optimizer state: data-parallel x context-parallel.
         expert_data: ranks that share the experts'.
         micro_batches: of one optimizer step.
+        tower: whether a vision tower is trained.
+        beside: further models.
     """
     local = stage.local
-    counts = stage_parameters(local, stage.kinds, first=stage.first, last=stage.last)
+    counts = stage_parameters(local, stage.kinds, first=stage.first, last=stage.last, lora=stage.lora)
     bytes_of = _Bytes(config, data, expert_data)
     peak = measure(stage.tape())
     flying = in_flight(local.parallel, number, micro_batches)
-    trained = {part: count for part, count in counts.items() if part == "draft layers" or not stage.mtp.only}
+    trained = trained_parts(counts, drafts_only=stage.mtp.only, tower=tower)
     return RankMemory(
         stage=number,
         weights={part: bytes_of.weights(count) for part, count in counts.items()},
@@ -98,7 +129,20 @@ def rank_memory(
         communication=_buffers(stage, flying),
         in_flight=max(1, round(flying)),
         at=peak.at,
+        beside={one.name: _beside(one, stage, number, bytes_of, tower=tower) for one in beside},
     )
+
+
+def _beside(one: Beside, stage: Stage, number: int, bytes_of: "_Bytes", *, tower: bool) -> int:
+    """Bytes of a further model on a rank of stage `number`."""
+    local = replace(stage.local, model=one.model)
+    kinds = [one.model.layer_types[i] for i in _layers_of(one.model, stage.local.parallel)[number]]
+    counts = stage_parameters(local, kinds, first=stage.first, last=stage.last, critic=one.trained)
+    total = sum(bytes_of.weights(count) for count in counts.values())
+    if one.trained:
+        for count in trained_parts(counts, tower=tower).values():
+            total += bytes_of.gradients(count) + bytes_of.optimizer(count)
+    return total
 
 
 def in_flight(parallel: ParallelConfig, stage: int, micro_batches: int) -> float:
@@ -149,12 +193,20 @@ def _buffers(stage: Stage, flying: float) -> int:
     return total
 
 
+def _layers_of(model: Qwen35Config, parallel: ParallelConfig) -> list[list[int]]:
+    """Layers of every pipeline rank."""
+    return [
+        [layer for piece in pieces for layer in piece]
+        for pieces in stage_layers(len(model.layer_types), parallel)
+    ]
+
+
 def stages(local: Local, **options: object) -> list[Stage]:
     """The pipeline stages of a model; a rank with several pieces of the layers counts as one stage."""
     parallel, kinds = local.parallel, local.model.layer_types
     found = []
-    for rank, pieces in enumerate(stage_layers(len(kinds), parallel)):
-        own = tuple(kinds[layer] for piece in pieces for layer in piece)
+    for rank, layers in enumerate(_layers_of(local.model, parallel)):
+        own = tuple(kinds[layer] for layer in layers)
         found.append(
             Stage(local, own, first=rank == 0, last=rank == parallel.pipeline - 1, **options)  # type: ignore[arg-type]
         )

@@ -4,6 +4,9 @@ from dataclasses import dataclass
 
 from relax_core.config.root import RelaxConfig
 
+PICTURE_TOKENS = 256
+"""Of a picture: 512 x 512 pixels, by the published models' processor."""
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -17,6 +20,7 @@ class Workload:
         longest: tokens of the longest completion.
         scored: share of the tokens that carry loss.
         forwards: passes over the batch without gradients (old policy, reference).
+        picture_tokens: of a sample's tokens, those that stand for its picture; 0 without pictures.
         words: the assumptions, for a person.
     """
 
@@ -30,6 +34,7 @@ class Workload:
     scored: float
     forwards: int
     words: tuple[str, ...]
+    picture_tokens: int = 0
 
     @classmethod
     def of(cls, config: RelaxConfig, *, prompt_tokens: int = 512, fill: float = 0.5) -> "Workload":
@@ -51,8 +56,12 @@ class Workload:
             count = max(1, config.sft.samples_per_step // parts) * (2 if pairs else 1)
             forwards = 1 + parts if pairs else 0
             lengths = spread(longest, count, fill)
-            words = (f"samples of {sum(lengths) // count} tokens on average, {max(lengths)} at most",)
-            return cls(lengths, parts, 0, 0, 0, 0.0, 0, scored, forwards, words + _unplanned(config))
+            picture = _picture(config, sum(lengths) // count)
+            words = (
+                f"samples of {sum(lengths) // count} tokens on average, {max(lengths)} at most",
+                *_of_pictures(picture),
+            )
+            return cls(lengths, parts, 0, 0, 0, 0.0, 0, scored, forwards, words, picture)
         rollout = config.rollout
         longest = rollout.max_new_tokens
         prompt_tokens = min(prompt_tokens, config.data.max_tokens or prompt_tokens)
@@ -66,6 +75,7 @@ class Workload:
             algorithm.algorithm.needs_critic,
             config.teacher.path is not None,
         )
+        picture = _picture(config, prompt_tokens)
         forwards = sum(map(int, once)) + parts * int(algorithm.algorithm.needs_scores)
         return cls(
             lengths=tuple(prompt_tokens + answer for answer in answers),
@@ -79,19 +89,19 @@ class Workload:
             forwards=forwards,
             words=(
                 f"prompts of {prompt_tokens} tokens, completions of {mean:.0f} on average, {longest} at most",
-                *_unplanned(config),
+                *_of_pictures(picture),
             ),
+            picture_tokens=picture,
         )
 
 
-def _unplanned(config: RelaxConfig) -> tuple[str, ...]:
-    """What the figures leave out, in words."""
-    found = []
-    if config.lora.rank:
-        found.append("adapters are planned as whole weights: gradients and optimizer will take far less")
-    if config.teacher.path is not None:
-        found.append(f"the memory of the teacher {config.teacher.path} is not planned")
-    return tuple(found)
+def _picture(config: RelaxConfig, tokens: int) -> int:
+    """Tokens of the picture of a sample or prompt of `tokens` tokens: at most half of them."""
+    return min(PICTURE_TOKENS, max(1, tokens // 2)) if config.model.vision != "absent" else 0
+
+
+def _of_pictures(tokens: int) -> tuple[str, ...]:
+    return (f"one picture of {tokens} tokens in each of them",) if tokens else ()
 
 
 def spread(longest: int, count: int, fill: float) -> tuple[int, ...]:
