@@ -19,14 +19,16 @@ import json
 import sys
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from relax_core.device import ParallelConfig
 from relax_core.model import MtpConfig, Qwen35Config
+from relax_core.model.lora_config import LoraConfig
 from relax_core.plan.devices import DEVICES, GIB
 from relax_core.plan.shapes import published
 from relax_core.plan.trainer import TrainerPlan, plan_trainer
+from relax_core.plan.workload import PICTURE_TOKENS
 from relax_core.testing import RankError, RankPool, Row
 from relax_core.trainer.config import TrainerConfig
 
@@ -38,6 +40,11 @@ _TINY = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "linear_num_key_heads": 4, "linear_key_head_dim": 16,
     "linear_num_value_heads": 4, "linear_value_head_dim": 16, "moe_intermediate_size": 32, "num_experts": 8,
     "num_experts_per_tok": 2, "shared_expert_intermediate_size": 32,
+}  # fmt: skip
+
+_TINY_TOWER = {
+    "depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "num_position_embeddings": 16,
+    "out_hidden_size": 64,
 }  # fmt: skip
 
 
@@ -53,6 +60,8 @@ class Case:
         parallel, trainer: settings that differ from their defaults.
         mtp: draft layers.
         layers: of the trunk, if not the model's.
+        pictures: what is done with the vision tower; every sample then has a picture.
+        lora: settings of adapters.
     """
 
     name: str
@@ -63,6 +72,8 @@ class Case:
     trainer: dict[str, Any] = field(default_factory=dict)
     mtp: int = 0
     layers: int | None = None
+    pictures: Literal["none", "frozen", "trained"] = "none"
+    lora: dict[str, Any] = field(default_factory=dict)
 
     def facts(self, *, tiny: bool) -> dict[str, Any]:
         """The model's config."""
@@ -73,6 +84,8 @@ class Case:
             changes["num_hidden_layers"] = self.layers
         if tiny:
             changes |= {name: size for name, size in _TINY.items() if name in text}
+            changes["rope_parameters"] = {"mrope_section": [1, 1, 0]}
+            whole = {**whole, "vision_config": {**whole["vision_config"], **_TINY_TOWER}}
         return {**whole, "text_config": {**text, **changes}}
 
 
@@ -86,6 +99,9 @@ CASES: dict[int, tuple[Case, ...]] = {
         Case("4b-none", "Qwen3.5-4B", (8192,), 8192, trainer=_HALF),
         Case("0.8b-short", "Qwen3.5-0.8B", (512,) * 2, 1024),
         Case("35b-a3b-4-layers", "Qwen3.5-35B-A3B", (4096,) * 2, 8192, trainer=_HALF, layers=4),
+        Case("2b-pictures-trained", "Qwen3.5-2B", (1024,) * 8, 8192, pictures="trained"),
+        Case("2b-pictures-frozen", "Qwen3.5-2B", (1024,) * 8, 8192, mtp=1, pictures="frozen"),
+        Case("4b-lora", "Qwen3.5-4B", (8192,), 8192, lora={"rank": 16}),
     ),
     2: (
         Case("2b-tp2", "Qwen3.5-2B", (4096,) * 4, 16384, parallel=_SP, mtp=1),
@@ -111,7 +127,7 @@ CASES: dict[int, tuple[Case, ...]] = {
 def planned(case: Case, ranks: int, device: str, lengths: list[int], *, tiny: bool) -> TrainerPlan:
     """The plan of a case."""
     return plan_trainer(
-        Qwen35Config.from_hf(case.facts(tiny=tiny)),
+        Qwen35Config.from_hf(case.facts(tiny=tiny), vision=case.pictures != "none"),
         ParallelConfig(**case.parallel),
         TrainerConfig(**{**case.trainer, "micro_batch_tokens": case.budget}),
         MtpConfig(),
@@ -119,6 +135,9 @@ def planned(case: Case, ranks: int, device: str, lengths: list[int], *, tiny: bo
         ranks=ranks,
         lengths=lengths,
         scored=1 - len(lengths) / sum(lengths),
+        vision="absent" if case.pictures == "none" else case.pictures,
+        picture_tokens=min(PICTURE_TOKENS, min(lengths) // 2) if case.pictures != "none" else 0,
+        lora=LoraConfig(**case.lora) if case.lora else None,
     )
 
 
@@ -203,7 +222,15 @@ def main() -> int:
             if options.device == "cpu":
                 trainer = {"micro_batch_tokens": case.budget}
             precision = "fp32" if options.device == "cpu" else "bf16"
-            row = Row(case.name, ranks, case.parallel, trainer=trainer, precision=precision)
+            row = Row(
+                case.name,
+                ranks,
+                case.parallel,
+                trainer=trainer,
+                precision=precision,
+                pictures=case.pictures,
+                lora=case.lora,
+            )
             try:
                 lengths = [min(n, 64) for n in case.lengths] if options.tiny else list(case.lengths)
                 plan = planned(case, ranks, options.spec, lengths, tiny=options.tiny)

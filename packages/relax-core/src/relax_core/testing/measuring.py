@@ -4,18 +4,24 @@ import gc
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from math import isqrt
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from relax_kernels import LogProbs
+from relax_rollout.pictures import Picture, PlacedPicture
 from torch import Tensor
 
 from relax_core.algorithms import AlgorithmConfig, Sequences
 from relax_core.device import ParallelConfig, World
 from relax_core.loop.objectives import SftObjective
 from relax_core.model import MtpConfig, Qwen35Config
-from relax_core.model.build import build_chunks
+from relax_core.model.build import build_chunks, freeze_tower
+from relax_core.model.lora_config import LoraConfig
+from relax_core.model.vision.config import VisionConfig
+from relax_core.plan.workload import PICTURE_TOKENS
 from relax_core.testing.row import Row
 from relax_core.trainer.config import TrainerConfig
 from relax_core.trainer.objective import Terms
@@ -42,7 +48,7 @@ def measure(
     """Bytes and seconds of every rank.
 
     Args:
-        row: layout and settings; its model is not used.
+        row: layout and settings; of its model only pictures and adapters are used.
         world: this rank.
         facts: the model's `config.json`.
         lengths: tokens of the samples of one step; all but the first of each are targets.
@@ -58,7 +64,7 @@ def measure(
     world.device.empty_cache()
     parallel, mtp = ParallelConfig(**row.parallel), MtpConfig(**row.draft)
     config = TrainerConfig(**{"lr": 1e-5, "precision": row.precision, **row.trainer})
-    model = Qwen35Config.from_hf(facts)
+    model = Qwen35Config.from_hf(facts, vision=row.pictures != "none")
     before = world.device.memory().allocated
     chunks = build_chunks(
         model,
@@ -67,11 +73,14 @@ def measure(
         recompute=config.recompute,
         mtp=mtp,
         device=world.torch_device,
+        lora=LoraConfig(**row.lora) if row.lora else None,
     )
+    if row.pictures == "frozen":
+        freeze_tower(chunks)
     weights = world.device.memory().allocated - before
     trainer = Trainer(chunks, config, mtp, device=world.torch_device, optimizer_steps=1000, parallel=parallel)
     static = world.device.memory().allocated - before
-    samples = [_sample(length, model.vocab_size, number) for number, length in enumerate(lengths)]
+    samples = [_sample(length, model, number) for number, length in enumerate(lengths)]
     objective = _Watched(world)
     seconds, loss = [], 0.0
     for step in range(warmup + steps):
@@ -95,8 +104,20 @@ def measure(
     return everyone
 
 
-def _sample(length: int, vocabulary: int, number: int) -> Sample:
+def _sample(length: int, model: Qwen35Config, number: int) -> Sample:
     generator = torch.Generator().manual_seed(number)
     mask_L = torch.ones(length)
     mask_L[0] = 0
-    return Sample(torch.randint(0, vocabulary, (length,), generator=generator), mask_L, group=number)
+    tokens_L = torch.randint(0, model.vocab_size, (length,), generator=generator)
+    pictures = (_picture(model.vision, length, number),) if model.vision is not None else ()
+    return Sample(tokens_L, mask_L, group=number, pictures=pictures)
+
+
+def _picture(vision: VisionConfig, length: int, number: int) -> PlacedPicture:
+    """A square picture of the tokens that a plan assumes, or as many as half the sample has room for."""
+    side = isqrt(min(PICTURE_TOKENS, length // 2)) * vision.merge
+    channels, frames, height, width = vision.patch_shape
+    numbers = np.random.default_rng(number)
+    codes = numbers.integers(0, 256, (side * side, channels, 1, height * width), dtype=np.uint8)
+    values_CV = np.tile(np.linspace(-1, 1, 256, dtype=np.float32), (channels, 1))
+    return PlacedPicture(Picture((1, side, side), vision.merge, codes, values_CV, frames), 1)
