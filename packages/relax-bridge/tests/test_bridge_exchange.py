@@ -28,6 +28,7 @@ for layout in (Layout(tensor=2), Layout(pipeline=2)):
                 assert torch.equal(x, checkpoint.tensor(name)), name
                 counts[-1] += 1
 print(json.dumps(counts))
+dist.barrier()
 dist.destroy_process_group()
 """
 

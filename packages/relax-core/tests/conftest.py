@@ -4,7 +4,9 @@ import copy
 import json
 import os
 import resource
+import subprocess
 from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -80,6 +82,46 @@ def cpu_world() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def run_ranks() -> Callable[..., list[str]]:
+    """Runs processes that wait for one another; (what each printed). One that fails ends all at once."""
+
+    def run(command: list[str], variables: list[dict[str, str]], *, timeout_s: float = 600) -> list[str]:
+        """`command` once for each entry of `variables`, which is added to its environment."""
+        started = [
+            subprocess.Popen(
+                command,
+                env={**os.environ, "OMP_NUM_THREADS": "1", **own},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for own in variables
+        ]
+        with ThreadPoolExecutor(len(started)) as pool:
+            outputs = [pool.submit(process.communicate) for process in started]
+            try:
+                done, rest = wait(outputs, timeout=timeout_s, return_when=FIRST_COMPLETED)
+                while rest and all(started[outputs.index(one)].returncode == 0 for one in done):
+                    more, rest = wait(rest, timeout=timeout_s, return_when=FIRST_COMPLETED)
+                    assert more, f"{len(rest)} ranks did not end in {timeout_s:g} s"
+                    done |= more
+                # Its partners may say more of what went wrong.
+                wait(rest, timeout=3)
+            finally:
+                for process in started:
+                    process.kill()
+        failed = [
+            f"rank {rank} ended with {process.returncode}:\n{output.result()[1]}"
+            for rank, (process, output) in enumerate(zip(started, outputs, strict=True))
+            if process.returncode != 0
+        ]
+        assert not failed, "\n".join(failed)
+        return [output.result()[0] for output in outputs]
+
+    return run
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import socket
-import subprocess
 import sys
 
 import psutil
@@ -97,7 +96,7 @@ def test_half_a_launcher_environment_is_refused(monkeypatch):
         initialise("cpu")
 
 
-def test_two_ranks_meet_under_a_launcher():
+def test_two_ranks_meet_under_a_launcher(run_ranks):
     code = (
         "import torch, torch.distributed as dist\n"
         "from relax_core.device import initialise, shutdown, ParallelConfig\n"
@@ -105,19 +104,23 @@ def test_two_ranks_meet_under_a_launcher():
         "from megatron.core import parallel_state as p\n"
         "x = torch.tensor([float(world.rank + 1)])\n"
         "dist.all_reduce(x, group=p.get_tensor_model_parallel_group())\n"
-        "print(world.rank, world.data_parallel_size, x.item()); shutdown()"
+        "print(world.rank, world.data_parallel_size, x.item()); dist.barrier(); shutdown()"
     )
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    base = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", code],
-            env={**base, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    assert [rank.communicate(timeout=120)[0].strip() for rank in ranks] == ["0 1 3.0", "1 1 3.0"]
+    base = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    variables = [{**base, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
+    printed = run_ranks([sys.executable, "-W", "ignore", "-c", code], variables)
+    assert [line.strip() for line in printed] == ["0 1 3.0", "1 1 3.0"]
+
+
+def test_a_rank_that_dies_ends_its_partners_at_once_and_is_named(run_ranks):
+    code = (
+        "import os, threading\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    raise RuntimeError('out of luck')\n"
+        "threading.Event().wait()"
+    )
+    with pytest.raises(AssertionError, match=r"rank 0 ended with -9(.|\n)*rank 1 ended with 1(.|\n)*luck"):
+        run_ranks([sys.executable, "-c", code], [{"RANK": "0"}, {"RANK": "1"}])

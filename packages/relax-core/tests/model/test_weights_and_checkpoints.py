@@ -1,9 +1,7 @@
 """Parameters fit the weight map, and their checkpoints read on another number of ranks."""
 
 import json
-import os
 import socket
-import subprocess
 import sys
 
 import pytest
@@ -126,31 +124,24 @@ RANK = (
     "initialise('cpu', parallel)\n"
     "result = measure(json.loads(sys.argv[1]), sys.argv[2], parallel)\n"
     "print(json.dumps(result) if dist.get_rank() == 0 else '')\n"
+    "dist.barrier()\n"
 )
 
 
-def measure_on_two_ranks(config: dict, directory) -> dict:
+def measure_on_two_ranks(run_ranks, config: dict, directory) -> dict:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    launched = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    launched = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     command = [sys.executable, "-W", "ignore", "-c", RANK, json.dumps(config), str(directory)]
-    ranks = [
-        subprocess.Popen(
-            command,
-            env={**os.environ, **launched, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    outputs = [rank.communicate(timeout=300)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0]
-    return json.loads(outputs[0])
+    variables = [{**launched, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
+    return json.loads(run_ranks(command, variables)[0])
 
 
 @pytest.mark.parametrize("kv_heads", [4, 1], ids=["whole groups", "more ranks than groups"])
-def test_a_checkpoint_of_one_rank_gives_the_same_numbers_on_two(cpu_world, config_of, tmp_path, kv_heads):
+def test_a_checkpoint_of_one_rank_gives_the_same_numbers_on_two(
+    cpu_world, run_ranks, config_of, tmp_path, kv_heads
+):
     from megatron.core import dist_checkpointing
 
     config = config_of(mtp_num_hidden_layers=1, num_key_value_heads=kv_heads)
@@ -162,7 +153,7 @@ def test_a_checkpoint_of_one_rank_gives_the_same_numbers_on_two(cpu_world, confi
     scope: dict = {}
     exec(MEASURE, scope)
     one = scope["measure"](config, str(tmp_path), ParallelConfig())
-    two = measure_on_two_ranks(config, tmp_path)
+    two = measure_on_two_ranks(run_ranks, config, tmp_path)
     for a, b in zip(one["values"], two["values"], strict=True):
         assert a == pytest.approx(b, abs=2e-5)
     assert two["norm"] == pytest.approx(one["norm"], rel=1e-4)

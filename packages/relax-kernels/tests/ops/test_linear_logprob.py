@@ -194,6 +194,7 @@ def _vocabulary_parallel_rank(rank: int, folder: Path, reduce_here: bool) -> Non
             rk.linear_logprob(hidden, part, token_T + 20, process_group=dist.group.WORLD)
         with pytest.raises(rk.InvalidInput, match="top_k must be a whole number from 1 to V = 20"):
             rk.linear_logprob(hidden, part, token_T, process_group=dist.group.WORLD, top_k=21)
+        dist.barrier()
     finally:
         dist.destroy_process_group()
 

@@ -51,6 +51,8 @@ def _run(job: dict[str, Any]) -> None:
         result = JOBS[job["kind"]](row, world, **job["options"])
         if world.rank == 0:
             torch.save(result, Path(job["out"]))
+        # A rank that leaves early breaks connections that others still make.
+        torch.distributed.barrier()
     finally:
         shutdown()
 

@@ -5,6 +5,7 @@ Usage: python context_cases.py <rank> <folder>; the ranks meet through a file in
 Axes: T row positions, H query heads, G key/value heads, D features of a head, C channels, U value heads.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -170,8 +171,10 @@ def main(rank: int, folder: Path) -> None:
             layout.changed = True
             results["changed", kind, size] = run(name, layout, group)
     torch.save(results, folder / f"rank{rank}.pt")
+    # A rank that leaves early breaks connections that others still make.
+    dist.barrier()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    main(int(os.environ["RANK"]), Path(sys.argv[1]))

@@ -1,8 +1,6 @@
 """Attention and delta net on 2 and 4 context-parallel ranks against one, in float64."""
 
-import os
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,25 +14,12 @@ WEIGHTS = ("dconv", "da_log", "ddt_bias")
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory):
+def measured(run_ranks, tmp_path_factory):
     """What every rank got, by rank."""
     folder = tmp_path_factory.mktemp("ranks")
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(SCRIPT), str(rank), str(folder)],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stderr=subprocess.PIPE,
-        )
-        for rank in range(CASES["WORLD"])
-    ]
-    try:
-        for rank in ranks:
-            _, errors = rank.communicate(timeout=300)
-            assert rank.returncode == 0, errors.decode()
-    finally:
-        for rank in ranks:
-            rank.kill()
-    return [torch.load(folder / f"rank{rank}.pt") for rank in range(len(ranks))]
+    variables = [{"RANK": str(rank)} for rank in range(CASES["WORLD"])]
+    run_ranks([sys.executable, str(SCRIPT), str(folder)], variables)
+    return [torch.load(folder / f"rank{rank}.pt") for rank in range(CASES["WORLD"])]
 
 
 def joined(measured, kind, name, size, lengths=None):
