@@ -2,6 +2,7 @@
 
 import json
 
+import peft
 import pytest
 import torch
 from megatron.core import dist_checkpointing
@@ -10,6 +11,7 @@ from relax_core.config import load_config
 from relax_core.loop import run
 from relax_core.run import RunDirectory
 from relax_core.testing.runs import records, start, weights
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 LORA = {
@@ -63,7 +65,6 @@ def test_checkpoints_hold_adapters_and_a_resumed_run_equals_the_uninterrupted_on
 
 
 def test_peft_loads_the_adapter_and_gives_the_merged_models_logits(finished, small_model):
-    peft = pytest.importorskip("peft")
     base = AutoModelForCausalLM.from_pretrained(small_model, dtype="float32")
     start = logits(base)
     adapted = logits(peft.PeftModel.from_pretrained(base, finished.hf.with_name("adapter")))
@@ -74,7 +75,6 @@ def test_peft_loads_the_adapter_and_gives_the_merged_models_logits(finished, sma
 
 
 def test_peft_loads_the_adapters_of_routed_experts(small_run, small_model, moe_config_of, tmp_path):
-    peft = pytest.importorskip("peft")
     dense = Checkpoint.open(small_model)
     facts = moe_config_of(
         architectures=["Qwen3_5MoeForCausalLM"],
@@ -115,11 +115,45 @@ def test_peft_loads_the_adapters_of_routed_experts(small_run, small_model, moe_c
     assert any("down_proj" in name for name in changed)
 
 
+@pytest.mark.parametrize("alone", [False, True])
+def test_draft_layers_adapters_are_trained_and_lie_in_a_file_of_their_own(
+    small_run, small_model, tmp_path, alone
+):
+    sections = {
+        **LORA,
+        "lora": {"rank": 2, "alpha": 8.0, "drafts": True},
+        "mtp": {"loss_coefficient": 0.5, "only": alone},
+        "run": {"steps": 2, "device": "cpu", "progress": "none", "threads": 1, "seed": 3, "name": "drafts"},
+    }
+    finished = start(small_run(**sections), tmp_path / "drafts")
+    before, after = weights(small_model), weights(finished.hf)
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    drafts = {name for name in changed if name.startswith("mtp.")}
+    assert {name.rsplit(".", 2)[-2] for name in drafts} == {
+        "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
+    }  # fmt: skip
+    assert (changed == drafts) == alone
+    adapter = finished.hf.with_name("adapter")
+    stored = load_file(adapter / "draft_adapter.safetensors")
+    name = "mtp.layers.0.mlp.down_proj"
+    a, b = (stored[f"base_model.model.{name}.lora_{matrix}.weight"] for matrix in "AB")
+    torch.testing.assert_close(after[f"{name}.weight"], before[f"{name}.weight"] + 4.0 * b @ a)
+    assert not any(".mtp." in other for other in load_file(adapter / "adapter_model.safetensors"))
+    base = AutoModelForCausalLM.from_pretrained(small_model, dtype="float32")
+    adapted = logits(peft.PeftModel.from_pretrained(base, adapter))
+    merged = logits(AutoModelForCausalLM.from_pretrained(finished.hf, dtype="float32"))
+    torch.testing.assert_close(adapted, merged, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
         ({"model.random_weights": "true"}, "adapters adapt a checkpoint"),
-        ({"mtp.only": "true"}, "with adapters nothing else is trained"),
+        ({"mtp.only": "true"}, "with adapters nothing else is trained, and the draft layers have none"),
+        (
+            {"lora.drafts": "true", "mtp.loss_coefficient": "0"},
+            "nothing would train the draft layers' adapters",
+        ),
     ],
 )
 def test_what_cannot_be_adapted_is_refused(flags, words):

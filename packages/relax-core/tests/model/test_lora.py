@@ -80,6 +80,32 @@ def test_adapters_alone_can_be_trained_and_the_draft_layers_have_none(cpu_world,
     assert not any(name.startswith("mtp.") for name in trained)
 
 
+def test_draft_layers_are_adapted_on_demand_on_the_same_projections(cpu_world, config_of):
+    drafts = LoraConfig(rank=3, alpha=6.0, drafts=True)
+    model = build(config_of(mtp_num_hidden_layers=2), drafts)
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    layer = "mtp.layers.1.transformer_layer."
+    assert {name for name in trained if name.startswith("mtp.layers.1.")} == {
+        f"{layer}{projection}.lora_{matrix}"
+        for projection in (
+            "self_attention.linear_qkv", "self_attention.linear_proj", "mlp.linear_fc1", "mlp.linear_fc2",
+        )
+        for matrix in "AB"
+    }  # fmt: skip
+    facts = config_of(mtp_num_hidden_layers=2)
+    fill(model)
+    merged = dict(Placement(model_map(facts), drafts).whole([model]))
+    name = f"{layer}mlp.linear_fc2"
+    down = model.get_submodule(name)
+    wanted = down.weight + 2.0 * down.lora_B @ down.lora_A
+    torch.testing.assert_close(merged[f"{name}.weight"], wanted)
+
+
+def test_drafts_that_are_not_there_cannot_be_adapted(cpu_world, config_of):
+    with pytest.raises(ValueError, match=r"the model has no draft layers: set lora\.drafts to false"):
+        build(config_of(), LoraConfig(rank=2, drafts=True))
+
+
 def test_only_the_targets_are_adapted(cpu_world, config_of):
     model = build(config_of(), LoraConfig(rank=2, targets=("in_proj", "linear_fc2")))
     modules = {name.split(".")[-2] for name, p in model.named_parameters() if p.requires_grad}

@@ -290,12 +290,19 @@ def _adapters_have_a_base(lora: LoraConfig, model: ModelSettings, mtp: MtpConfig
             given="true",
             allowed="false, or lora.rank 0",
         )
-    if lora.rank and mtp.only:
+    if lora.rank and mtp.only and not lora.drafts:
         yield Problem(
             ("mtp", "only"),
-            "with adapters nothing else is trained, draft layers included",
+            "with adapters nothing else is trained, and the draft layers have none",
             given="true",
-            allowed="false, or lora.rank 0",
+            allowed="false, or lora.drafts true, or lora.rank 0",
+        )
+    if lora.rank and lora.drafts and mtp.loss_coefficient == 0:
+        yield Problem(
+            ("lora", "drafts"),
+            "mtp.loss_coefficient is 0: nothing would train the draft layers' adapters",
+            given="true",
+            allowed="false, or mtp.loss_coefficient above 0",
         )
 
 

@@ -1,5 +1,8 @@
 """Adapters as PEFT stores them, so that `peft.PeftModel.from_pretrained` puts them on the base model.
 
+transformers has no draft layers, so that PEFT could not place their adapters: these lie beside, in a file of
+their own.
+
 A projection that Megatron fuses is several in Hugging Face: each gets the same A and its own rows of B.
 """
 
@@ -21,6 +24,7 @@ from relax_core.run.files import sync_folder
 
 _PREFIX = "base_model.model."
 _ROUTED = ".experts."
+_DRAFT = f"{_PREFIX}mtp."
 
 
 def adapter_tensors(placement: Placement, chunks: Sequence[Qwen35Model]) -> Iterator[tuple[str, Tensor]]:
@@ -49,7 +53,8 @@ def adapter_tensors(placement: Placement, chunks: Sequence[Qwen35Model]) -> Iter
 
 
 def write_adapter(directory: Path, tensors: Mapping[str, Tensor], lora: LoraConfig, *, base: str) -> None:
-    """Writes `adapter_config.json` and `adapter_model.safetensors`, whole or not at all.
+    """Writes `adapter_config.json`, `adapter_model.safetensors` and, of adapted draft layers,
+    `draft_adapter.safetensors`, whole or not at all.
 
     Args:
         directory: replaced if it exists.
@@ -57,6 +62,8 @@ def write_adapter(directory: Path, tensors: Mapping[str, Tensor], lora: LoraConf
         lora: the run's.
         base: the checkpoint that the adapters belong to, as the run names it.
     """
+    drafts = {name: tensor for name, tensor in tensors.items() if name.startswith(_DRAFT)}
+    tensors = {name: tensor for name, tensor in tensors.items() if name not in drafts}
     modules = {name.removeprefix(_PREFIX).rsplit(".", 2)[0] for name in tensors}
     linear = sorted({module.rsplit(".", 1)[-1] for module in modules if not _is_routed(module)})
     facts: dict[str, Any] = {
@@ -77,8 +84,10 @@ def write_adapter(directory: Path, tensors: Mapping[str, Tensor], lora: LoraConf
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     (partial / "adapter_config.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-    # Memory of its own for each, as safetensors wants it.
-    save_file({n: x.to("cpu", copy=True) for n, x in tensors.items()}, partial / "adapter_model.safetensors")
+    for name, content in (("adapter_model.safetensors", tensors), ("draft_adapter.safetensors", drafts)):
+        if content:
+            # Memory of its own for each, as safetensors wants it.
+            save_file({n: x.to("cpu", copy=True) for n, x in content.items()}, partial / name)
     for file in partial.iterdir():
         with file.open("rb") as opened:
             os.fsync(opened.fileno())

@@ -73,8 +73,8 @@ def build_chunks(
     """All pieces of the layers that this rank holds, in order: `parallel.pipeline_chunks` models.
 
     See `build_model` for the arguments. With `critic` they are `Qwen35Critic`s, without draft layers and with
-    a head of its own. With `lora` the trunk's projections have adapters, drawn with `seed`, and nothing else
-    can be trained.
+    a head of its own. With `lora` projections of the trunk, and of draft layers if it says so, have
+    adapters, drawn with `seed`, and nothing else can be trained.
 
     Raises:
         RuntimeError: Megatron's process groups do not exist yet.

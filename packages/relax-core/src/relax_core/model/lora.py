@@ -24,7 +24,12 @@ def refuse_idle_targets(model: Qwen35Config, lora: LoraConfig | None) -> None:
     """
     if lora is None or not lora.rank:
         return
-    kinds = set(model.layer_types)
+    if lora.drafts and not model.mtp_layers:
+        raise ValueError(
+            "lora.drafts is true and the model has no draft layers: set lora.drafts to false, or mtp.layers "
+            "to the number of draft layers that it is to have"
+        )
+    kinds = set(model.layer_types) | ({"full_attention"} if lora.drafts else set())
     there = {
         "linear_qkv": "full_attention" in kinds,
         "linear_proj": "full_attention" in kinds,

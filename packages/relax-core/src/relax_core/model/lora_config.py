@@ -16,8 +16,8 @@ LINEAR: tuple[Target, ...] = ("linear_qkv", "linear_proj", "in_proj", "out_proj"
 class LoraConfig(Section):
     """Low-rank adapters in place of whole weights: W x + alpha / rank B A x, with A and B trained alone.
 
-    Hu et al. 2021, arXiv 2106.09685, section 4.1. Draft layers, embedding and head have none and stay as they
-    are.
+    Hu et al. 2021, arXiv 2106.09685, section 4.1. Embedding, head and norms have none and stay as they are,
+    and so do draft layers unless `drafts` adapts their attention and feed-forward too.
     """
 
     rank: int = setting(0, "Rank of the adapters; 0 trains the weights themselves.", ge=0, le=4096)
@@ -28,6 +28,10 @@ class LoraConfig(Section):
         "Projections that are adapted: linear_qkv, linear_proj (full attention), in_proj, out_proj (delta "
         "net), linear_fc1, linear_fc2 (feed-forward and shared expert), experts (routed ones).",
         min_length=1,
+    )
+
+    drafts: bool = setting(
+        False, "Adapts the same projections of the draft layers, which are left as they are otherwise."
     )
 
     @property

@@ -36,7 +36,7 @@ def megatron_config(
         dtype: of weights and activations, float32, bfloat16 or float64 (tests).
         recompute: see `build_model`.
         random_weights: whether weights are drawn; False leaves them unset for a checkpoint to fill.
-        lora: adapters of the trunk's projections; None, or of rank 0, is none.
+        lora: adapters of projections; None, or of rank 0, is none.
 
     Raises:
         ValueError: the heads do not allow the way of context parallelism that was asked for.

@@ -24,7 +24,7 @@ from relax_core.model.lora_config import LoraConfig
 from relax_core.model.qwen35 import Qwen35Model
 
 _ADAPTED = re.compile(
-    r"^(decoder\.layers\.\d+(?:\.\w+)*?(\.experts)?\.(linear_qkv|linear_proj|in_proj|out_proj|linear_fc[12]))"
+    r"^((?:decoder|mtp)\.layers\.\d+(?:\.\w+)*?(\.experts)?\.(linear_qkv|linear_proj|in_proj|out_proj|linear_fc[12]))"
     r"\.weight(\d*)$"
 )
 _LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
@@ -172,6 +172,8 @@ def _adapters(entry: Entry, lora: LoraConfig | None) -> Iterator[AdapterEntry]:
     if lora is None or not lora.rank or target is None:
         return
     name, experts, projection, expert = target.groups()
+    if name.startswith("mtp.") and not lora.drafts:
+        return
     if ("experts" if experts else projection) not in lora.targets:
         return
     for matrix, axis in (("lora_A", 1), ("lora_B", 0)):

@@ -94,7 +94,12 @@ class Qwen35Model(LanguageModule):  # type: ignore[misc]
             self.output_layer = self.make_head()
         # Megatron's schedules take any attribute called mtp for a block with layers.
         if self.mtp_process:
-            self.mtp = MultiTokenPrediction(without_adapters(config), model, groups, vp_stage)
+            self.mtp = MultiTokenPrediction(
+                config if config.lora is not None and config.lora.drafts else without_adapters(config),
+                model,
+                groups,
+                vp_stage,
+            )
         if pre_process or post_process:
             self.setup_embeddings_and_output_layer()
 

@@ -33,6 +33,7 @@ _MANY_EXPERTS = {"num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate
 _TIED_JOINED: dict[str, Any] = {"model": _TIED, "draft": _JOINED}
 
 _LORA = {"rank": 3, "alpha": 6.0}
+_LORA_DRAFTS = {**_LORA, "drafts": True}
 _LORA_EXPERTS = {**_LORA, "targets": ("in_proj", "linear_qkv", "linear_fc1", "linear_fc2", "experts")}
 _SMALL = {"micro_batch_tokens": 16}
 ALGORITHMS = ("gspo", "cispo", "sapo", "rloo", "reinforce_plus_plus", "m2po", "dpo")
@@ -174,6 +175,8 @@ ROWS: tuple[Row, ...] = (
     Row("tp2-sp-one-kv-head-lora", 2, _SP, model=_ONE_KV_HEAD, lora=_LORA),
     Row("cp2-lora", 2, _CP, lora=_LORA),
     Row("pp2-lora-tied", 2, _PP, model=_TIED, mtp=1, lora=_LORA),
+    Row("tp2-sp-lora-drafts", 2, _SP, mtp=2, lora=_LORA_DRAFTS, quick=True),
+    Row("pp2-full-lora-drafts", 2, _PP, trainer=_FULL, mtp=1, lora=_LORA_DRAFTS),
     Row("dp2-overlap-both-lora", 2, trainer=_OVERLAP_BOTH, lora=_LORA),
     Row("tp2-sp-full-lora", 2, _SP, trainer=_FULL, lora=_LORA),
     Row("tp2-selective-lora", 2, _TP, trainer=_SELECTIVE, lora=_LORA),

@@ -19,6 +19,7 @@ from relax_core.device import ParallelConfig
 from relax_core.loss import LossReducer
 from relax_core.model import LoadBalance, MtpConfig, Qwen35Model
 from relax_core.model.cost import sample_cost
+from relax_core.model.linear import is_adapter
 from relax_core.packing import plan_micro_batches
 from relax_core.trainer.config import TrainerConfig
 from relax_core.trainer.drafts import draft_denominators, draft_terms
@@ -71,7 +72,9 @@ class Trainer:
             for chunk in self.chunks:
                 chunk.requires_grad_(False)
             if last.mtp_depths:
-                last.mtp.requires_grad_(True)
+                adapted = last.config.lora is not None
+                for name, parameter in last.mtp.named_parameters():
+                    parameter.requires_grad_(is_adapter(name) or not adapted)
         self.training: Training = make_trainable(self.chunks, config, optimizer_steps=optimizer_steps)
 
     @property
