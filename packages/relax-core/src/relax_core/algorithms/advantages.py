@@ -26,7 +26,7 @@ def group_advantages(
     `group_std` is (x - mean) / (std + eps), from DeepSeekMath (arXiv 2402.03300, section 4.1.2), with the
     sample standard deviation (n - 1). `group_centred` is x - mean, from Dr. GRPO (arXiv 2503.20783,
     section 3.2). `leave_one_out` is x - mean of the others = (x - mean) n / (n - 1), from RLOO (Kool et al.
-    2019; Ahmadian et al. 2024, arXiv 2402.14740, section 3.3). Scores of different groups never touch, in
+    2019; Ahmadian et al. 2024, arXiv 2402.14740). Scores of different groups never touch, in
     whatever order the completions come. In a group of one, and in a group whose scores are all equal, every
     advantage is exactly 0.
 
@@ -93,7 +93,7 @@ def token_rewards(done: Completions, cfg: "AlgorithmConfig") -> "Tensor":
     """[T]: each completion's score at its last token, minus kl_reward_coef times the KL at every token.
 
     The rewards of a token-level decision process, from Ouyang et al. 2022 (arXiv 2203.02155, equation 2) and
-    REINFORCE++ (arXiv 2501.03262, section 3). A completion without tokens gives none.
+    REINFORCE++ (arXiv 2501.03262). A completion without tokens gives none.
     """
     reward_T = done.score_N.new_zeros(len(done.sequence_T))
     if cfg.kl_reward_coef:

@@ -28,7 +28,7 @@ def clipped_policy_loss(
     """max(-r A, -clip(r, 1 - clip_low, 1 + clip_high) A); with dual_clip c, at most -c A where A < 0.
 
     PPO (Schulman et al. 2017, arXiv 1707.06347, equation 7); separate bounds from DAPO (arXiv 2503.14476,
-    section 3.1); dual clip from Ye et al. 2020 (arXiv 1912.09729, equation 4).
+    section 3.1); dual clip from Ye et al. 2020 (arXiv 1912.09729, "dual-clip PPO").
 
     Args:
         ratio_T: [T] float, probability of the token now over that when it was sampled, with gradient.

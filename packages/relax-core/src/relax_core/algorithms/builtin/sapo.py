@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def soft_gate_loss(tokens: PolicyTokens, cfg: "AlgorithmConfig") -> Clipped:
     """-f(r) A with f(r) = 4 / tau sigmoid(tau (r - 1)); tau is gate_positive where A > 0, else gate_negative.
 
-    Gao et al. 2025, Soft Adaptive Policy Optimization, arXiv 2511.20347, section 3. f has slope 1 at r = 1
+    Gao et al. 2025, Soft Adaptive Policy Optimization, arXiv 2511.20347. f has slope 1 at r = 1
     and flattens to both sides.
     """
     temperature_T = tokens.advantage_T.new_full(tokens.advantage_T.shape, cfg.gate_negative)
@@ -32,7 +32,7 @@ SAPO = replace(
     GRPO,
     name="sapo",
     summary="GRPO with a soft gate in place of the clip, steeper where the advantage is negative.",
-    source="Gao et al. 2025, Soft Adaptive Policy Optimization, arXiv 2511.20347, section 3",
+    source="Gao et al. 2025, Soft Adaptive Policy Optimization, arXiv 2511.20347",
     objective="-(4 / tau) sigmoid(tau (r - 1)) A, tau = gate_positive if A > 0 else gate_negative",
     policy_loss=soft_gate_loss,
     settings=GRPO.settings - {"clip_low", "clip_high", "dual_clip"} | {"gate_positive", "gate_negative"},
