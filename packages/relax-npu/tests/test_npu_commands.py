@@ -174,7 +174,7 @@ def test_a_die_that_is_not_there_is_refused(equipped: Machine, capsys) -> None:
 @pytest.mark.parametrize("command", [["image", "build"], ["integration"]])
 def test_outside_of_the_repository_nothing_is_built(equipped, tmp_path, monkeypatch, capsys, command) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli.subprocess, "run", lambda *args, **kwargs: pytest.fail("it ran"))
+    monkeypatch.setattr(cli.child, "run", lambda command: pytest.fail("it ran"))
     assert cli.main(command, equipped) == 1
     assert "has no docker/Dockerfile.npu: run this in the root of" in capsys.readouterr().err
 
@@ -230,11 +230,11 @@ def test_names_of_images(capsys, image: str) -> None:
 def test_commands_run_in_order_and_stop_at_the_first_that_fails(equipped, monkeypatch, capsys) -> None:
     ran = []
 
-    def run(command, check):
+    def run(command):
         ran.append(command)
-        return type("Done", (), {"returncode": 7 if len(ran) == 2 else 0})
+        return 7 if len(ran) == 2 else 0
 
-    monkeypatch.setattr(cli.subprocess, "run", run)
+    monkeypatch.setattr(cli.child, "run", run)
     assert missing(equipped) == []
     assert cli.main(["image", "check"], equipped) == 7
     assert len(ran) == 2
@@ -273,14 +273,14 @@ def test_a_person_types_into_what_runs(equipped, monkeypatch, capsys) -> None:
 
 
 def test_without_docker_no_image_is_built(bare: Machine, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(cli.subprocess, "run", lambda *args, **kwargs: pytest.fail("it ran"))
+    monkeypatch.setattr(cli.child, "run", lambda command: pytest.fail("it ran"))
     assert cli.main(["image", "build"], bare) == 1
     assert "docker is not on PATH" in capsys.readouterr().err
 
 
 def test_an_interrupted_command_ends_without_a_trace(equipped, monkeypatch) -> None:
-    def interrupted(*args, **kwargs):
+    def interrupted(command):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli.subprocess, "run", interrupted)
+    monkeypatch.setattr(cli.child, "run", interrupted)
     assert cli.main(["image", "check"], equipped) == 130

@@ -2,13 +2,12 @@
 
 import argparse
 import re
-import subprocess
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from relax_npu import commands, engine, hccl, support
+from relax_npu import child, commands, engine, hccl, support
 from relax_npu.allocator import VARIABLE as ALLOCATOR
 from relax_npu.commands import Step
 from relax_npu.doctor import Machine, examine
@@ -19,7 +18,6 @@ from relax_npu.recipe import RecipeError, shares_dies
 from relax_npu.visible import VARIABLE, VisibleDevicesError, format_visible, parse_visible
 
 _LONGEST_S = 86400
-_INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None, machine: Machine | None = None) -> int:
@@ -28,8 +26,7 @@ def main(arguments: Sequence[str] | None = None, machine: Machine | None = None)
     try:
         code: int = chosen.run(chosen, machine)
     except KeyboardInterrupt:
-        # What was running got the same signal and has told about it.
-        return _INTERRUPTED
+        return child.INTERRUPTED
     return code
 
 
@@ -128,7 +125,7 @@ def _carry_out(steps: Sequence[Step], dry_run: bool) -> int:
         if dry_run:
             continue
         sys.stdout.flush()
-        if code := subprocess.run(step.command, check=False).returncode:
+        if code := child.run(step.command):
             sys.stderr.write(f"{step.name} ended with {code}\n")
             return code
     return 0

@@ -46,6 +46,8 @@ def healthy(tmp_path: Path) -> Make:
         "package_name=Ascend-cann-toolkit\nversion=9.0.0\n",
     )
 
+    write(f"{CANN}/aarch64-linux/ascend_ops_install.info", "package_name=Ascend-cann-A3-ops\nversion=9.0.0\n")
+
     def make(
         *,
         probe: Probe = READY,
@@ -147,6 +149,29 @@ def test_cann_installed_but_its_environment_not_set(healthy: Make) -> None:
 def test_a_home_of_cann_that_is_not_there(healthy: Make) -> None:
     found = finding(healthy(ASCEND_HOME_PATH="/opt/none"), "cann")
     assert (found.status, "ASCEND_HOME_PATH=/opt/none is no folder" in found.message) == (Status.ERROR, True)
+
+
+def test_canns_own_folder_of_newer_releases(healthy: Make, tmp_path: Path) -> None:
+    own = tmp_path / "usr/local/Ascend/cann"
+    own.mkdir()
+    (own / "set_env.sh").touch()
+    found = finding(healthy(ASCEND_HOME_PATH="-"), "cann")
+    assert "CANN lies in /usr/local/Ascend/cann," in found.message
+    assert found.fix == "source /usr/local/Ascend/cann/set_env.sh"
+
+
+@pytest.mark.parametrize(
+    ("version", "words"), [("8.5.0", "operators 8.5.0 with a toolkit 9.0.0"), (None, "no kernel is found")]
+)
+def test_a_toolkit_without_its_operators(healthy: Make, tmp_path: Path, version, words: str) -> None:
+    machine = healthy()
+    assert finding(machine, "cann-operators").status is Status.OK
+    file = next(tmp_path.rglob("ascend_ops_install.info"))
+    file.write_text(f"version={version}\n") if version else file.unlink()
+    found = finding(machine, "cann-operators")
+    assert found.status is Status.WARNING
+    assert words in found.message
+    assert "Ascend-cann-A3-ops 9.0.0" in str(found.fix)
 
 
 @pytest.mark.parametrize(("version", "status"), [("8.3.RC1", Status.WARNING), ("", Status.UNKNOWN)])

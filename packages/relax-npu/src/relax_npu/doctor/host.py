@@ -10,10 +10,12 @@ _NODES = ("/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc")
 _DRIVER_INFO = "/usr/local/Ascend/driver/version.info"
 _FIRMWARE_INFO = "/usr/local/Ascend/firmware/version.info"
 _TOOLKITS = (
+    "/usr/local/Ascend/cann",
     "/usr/local/Ascend/ascend-toolkit/latest",
     "/usr/local/Ascend/ascend-toolkit",
     "/usr/local/Ascend/latest",
 )
+_OPS_FILES = ("*-linux/ascend_ops_install.info",)
 _CANN_FILES = (
     "ascend_toolkit_install.info",
     "*-linux/ascend_toolkit_install.info",
@@ -105,25 +107,40 @@ def cann(machine: Machine, pins: Pins) -> list[Finding]:
     if not home:
         if installed:
             message = f"CANN lies in {installed[0]}, but its environment is not set (ASCEND_HOME_PATH)"
-            return [Finding("cann", Status.ERROR, message, _SET_ENV)]
+            own = f"{installed[0]}/set_env.sh"
+            fix = f"source {own}" if machine.exists(own) else _SET_ENV
+            return [Finding("cann", Status.ERROR, message, fix)]
         fix = f"install the CANN {pins.cann} toolkit, then `{_SET_ENV}`"
         return [Finding("cann", Status.ERROR, "CANN is not installed", fix)]
     if not machine.is_folder(home):
         fix = f"{_SET_ENV}, or correct ASCEND_HOME_PATH"
         message = f"ASCEND_HOME_PATH={home} is no folder that this user may look into"
         return [Finding("cann", Status.ERROR, message, fix)]
-    found = _cann_version(machine, home)
+    found = _version(machine, home, _CANN_FILES)
     if found is None:
         return [Finding("cann", Status.UNKNOWN, f"CANN in {home}, version not found there")]
     if found == pins.cann:
-        return [Finding("cann", Status.OK, f"CANN {found}")]
+        return [Finding("cann", Status.OK, f"CANN {found}"), _operators(machine, home, found)]
     message = f"CANN {found}; torch_npu {pins.torch_npu} is made for {pins.cann}"
     return [Finding("cann", Status.WARNING, message, f"install CANN {pins.cann}")]
 
 
-def _cann_version(machine: Machine, home: str) -> str | None:
+def _operators(machine: Machine, home: str, toolkit: str) -> Finding:
+    """CANN's operators, a package of their own for each chip; the toolkit alone computes nothing."""
+    fix = f"install Ascend-cann-A3-ops {toolkit} beside the toolkit, as CANN's images have it"
+    found = _version(machine, home, _OPS_FILES)
+    if found is None:
+        message = f"CANN's package of operators is not in {home}; without it no kernel is found"
+        return Finding("cann-operators", Status.WARNING, message, fix)
+    if found != toolkit:
+        message = f"CANN's operators {found} with a toolkit {toolkit}"
+        return Finding("cann-operators", Status.WARNING, message, fix)
+    return Finding("cann-operators", Status.OK, f"CANN's operators {found}")
+
+
+def _version(machine: Machine, home: str, patterns: tuple[str, ...]) -> str | None:
     folder = machine.path(home)
-    for pattern in _CANN_FILES:
+    for pattern in patterns:
         for path in sorted(folder.glob(pattern)):
             match = _VERSION.search(machine.read(f"{home}/{path.relative_to(folder)}") or "")
             if match:
