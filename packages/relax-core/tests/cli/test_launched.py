@@ -57,13 +57,16 @@ def two_ranks(small_run, tmp_path):
     return start
 
 
-def test_reinforcement_learning_on_two_replicas_and_its_resume(two_ranks):
+def test_reinforcement_learning_on_two_replicas_goes_on_with_one_model_over_both(two_ranks):
+    """The checkpoint was written behind the training."""
     flags, two, one = two_ranks(3, eval={"before": False, "after": False})
-    done = torchrun(*flags, "--run.steps", "2")
+    done = torchrun(*flags, "--run.steps", "2", "--checkpoint.asynchronous")
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("step 2/2") == 1, "one rank alone shows progress"
-    again = torchrun("--resume", str(two), "--run.steps", "3")
+    layout = ("--parallel.tensor", "2", "--parallel.sequence")
+    again = torchrun("--resume", str(two), "--run.steps", "3", *layout)
     assert again.returncode == 0, again.stderr
+    assert again.stderr.count("another layout, equal to rounding and not to the bit: parallel.tensor: 1") == 1
     same(metrics(two), metrics(one))
     assert json.loads((two / "summary.json").read_text())["steps"] == 3
     assert {path.name for path in (two / "hf").iterdir()} == {path.name for path in (one / "hf").iterdir()}

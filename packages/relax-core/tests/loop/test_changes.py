@@ -22,3 +22,15 @@ def test_everything_else_is_named_with_both_values():
     assert text.startswith("config.yaml has changed since the checkpoint was written")
     assert "run.seed: 0 is now 1" in text
     assert "data.template_args: {'a': 1} is now {'a': 2}" in text
+
+
+def test_another_layout_is_allowed_and_said(caplog):
+    before = {"parallel": {"tensor": 2, "context": 1}, "trainer": {"lr": 1.0, "micro_batch_tokens": 8}}
+    now = {"parallel": {"tensor": 1, "context": 2}, "trainer": {"lr": 1.0, "micro_batch_tokens": 9}}
+    refuse_changes(before, before, where="c")
+    assert not caplog.records
+    refuse_changes(before, now, where="c")
+    assert (
+        "another layout, equal to rounding and not to the bit: parallel.tensor: 2 is now 1; " in caplog.text
+    )
+    assert "trainer.micro_batch_tokens: 8 is now 9" in caplog.text

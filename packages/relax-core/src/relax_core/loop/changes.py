@@ -1,9 +1,24 @@
 """Which settings may change when a run goes on: any other would make it another run than it was."""
 
+import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from relax_core.device.parallel import ParallelConfig
 from relax_core.run.alerts import AlertConfig
+
+_log = logging.getLogger(__name__)
+
+LAYOUT = (
+    *(f"parallel.{name}" for name in ParallelConfig.model_fields),
+    "cluster.mode",
+    "cluster.trainer_ranks",
+    "trainer.micro_batch_tokens",
+    "trainer.recompute",
+    "trainer.overlap_grad_reduce",
+    "trainer.overlap_param_gather",
+)
+"""Settings that say where and in which order the same numbers are computed."""
 
 RESUMABLE = (
     "run.steps",
@@ -23,6 +38,7 @@ RESUMABLE = (
     "checkpoint.keep",
     "checkpoint.asynchronous",
     *(f"alerts.{name}" for name in AlertConfig.model_fields),
+    *LAYOUT,
 )
 """Settings that may be given when a run is resumed."""
 
@@ -35,7 +51,7 @@ class ChangedSettingsError(ValueError):
 
 
 def refuse_changes(before: Mapping[str, Any], now: Mapping[str, Any], *, where: str) -> None:
-    """Compares the settings of a checkpoint with those it is to go on with.
+    """Compares the settings of a checkpoint with those it is to go on with; says it if the layout is another.
 
     Args:
         before: sections of plain values; settings that it lacks are newer than the checkpoint.
@@ -45,11 +61,15 @@ def refuse_changes(before: Mapping[str, Any], now: Mapping[str, Any], *, where: 
     Raises:
         ChangedSettingsError: naming each setting that differs, with both values.
     """
-    changed = [
-        f"{name}: {old!r} is now {new!r}"
-        for name, old, new in _both(before, now)
-        if old != new and name not in RESUMABLE and name not in _MOVABLE
-    ]
+    differing = {
+        name: f"{name}: {old!r} is now {new!r}" for name, old, new in _both(before, now) if old != new
+    }
+    moved = [text for name, text in differing.items() if name in LAYOUT]
+    if moved:
+        _log.warning(
+            "the run goes on in another layout, equal to rounding and not to the bit: %s", "; ".join(moved)
+        )
+    changed = [text for name, text in differing.items() if name not in (*RESUMABLE, *_MOVABLE)]
     if changed:
         raise ChangedSettingsError(
             f"{where} has changed since the checkpoint was written, and the run would not be the same:\n  "
