@@ -51,7 +51,7 @@ def same_results():
 def killing(monkeypatch):
     """Kills processes of a role during steps: `killing({2: ("engine", 0), 3: ("rank", 1)})`.
 
-    A third entry waits so many seconds first, so that the process dies in the middle of something.
+    "stopped rank" stops one, as if it hung. A third entry waits so many seconds first, so that the process dies in the middle of something.
     """
     killed = []
 
@@ -61,12 +61,13 @@ def killing(monkeypatch):
         def step(loop, number):
             if number in steps:
                 role, which, *wait = steps.pop(number)
-                if role == "rank":
+                if role != "engine":
                     pid = loop._session.policy.pids[which]
                 else:
                     pid = loop._rollout.runner.run(loop._rollout.engine.pids())[which]
                 killed.append(pid)
-                timer = threading.Timer(wait[0] if wait else 0, os.kill, (pid, signal.SIGKILL))
+                how = signal.SIGSTOP if role == "stopped rank" else signal.SIGKILL
+                timer = threading.Timer(wait[0] if wait else 0, os.kill, (pid, how))
                 timer.start()
                 timer.join() if not wait else None
             return before(loop, number)

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 
 import pytest
 from relax_core.cluster import ray_process
@@ -49,6 +50,24 @@ def test_what_came_up_late_is_joined(calls, monkeypatch):
     with ray_process.open_ray(ClusterConfig(mode="ray"), cpus=1, weight_bytes=1):
         assert len(seen) == 2
         assert seen[1].startswith("127.0.0.1:")
+
+
+def test_one_that_came_up_and_answers_nothing_is_given_up(calls, monkeypatch):
+    calls(1)
+    first, silence = ray_process.ray.init, threading.Event()
+    monkeypatch.setattr(
+        ray_process.ray,
+        "init",
+        lambda address, **options: first(address, **options) if address == "local" else silence.wait(400),
+    )
+    monkeypatch.setattr(ray_process, "_runs", lambda folder, name: True)
+    monkeypatch.setattr(ray_process, "_PATIENCE_S", 0.5)
+    with (
+        pytest.raises(ClusterError, match=r"Ray did not start within 0.5 seconds"),
+        ray_process.open_ray(ClusterConfig(mode="ray"), cpus=1, weight_bytes=1),
+    ):
+        pass
+    silence.set()
 
 
 def test_patience_ends(calls, monkeypatch):

@@ -55,6 +55,15 @@ class ClusterConfig(Section):
         gt=0,
         le=1e6,
     )
+    rank_timeout_s: float = setting(
+        1800.0,
+        "Time in which every trainer rank must answer a call, such as an optimizer step or the scores of a "
+        "batch. Ranks that do not are taken to hang, and the trainer starts anew from its last step. Longer "
+        "than the longest step; starting, loading, saving and exporting may take six times as long.",
+        unit="seconds",
+        gt=0,
+        le=1e6,
+    )
     object_store_gib: float | None = setting(
         None,
         "Shared memory of a Ray of the run's own; null takes what two copies of the weights need.",

@@ -6,7 +6,7 @@ class ClusterError(ValueError):
 
 
 class RankDiedError(RuntimeError):
-    """A trainer rank has ended, and with it the others cannot go on."""
+    """A trainer rank has ended or hangs, and with it the others cannot go on."""
 
 
 class EnginesLostError(RuntimeError):

@@ -285,12 +285,12 @@ class RayPolicy:
         limit = self._config.cluster.max_restarts
         if attempt == limit:
             raise ClusterError(
-                f"trainer ranks died {limit + 1} times in one call, cluster.max_restarts is {limit}: {died}. "
-                "The system log tells whether memory ran out; resume with --resume"
+                f"trainer ranks died or hung {limit + 1} times in one call, cluster.max_restarts is {limit}: "
+                f"{died}. The system log tells whether memory ran out; resume with --resume"
             ) from died
         base = self._journal.base
         _log.warning(
-            "a trainer rank died (%s): the trainer starts again from %s and repeats %d optimizer steps",
+            "a trainer rank died or hangs (%s): the trainer starts again from %s and repeats %d optimizer steps",
             died, "the run's first weights" if base is None else base.name, len(self._journal),
         )  # fmt: skip
         self._journal.withdraw()

@@ -32,6 +32,9 @@ from relax_core.trainer.step_metrics import StepMetrics
 
 _MEETING = timedelta(minutes=10)
 
+SLOW_SHARE = 6
+"""Starting, loading, saving and exporting may take so many times `cluster.rank_timeout_s`."""
+
 
 class TrainerRank:
     """One of the processes that train a model together; every call is made on all of them at once.
@@ -74,7 +77,9 @@ class TrainerRank:
         # Ray shows each process its own device alone.
         place = {"RANK": self._rank, "WORLD_SIZE": self._size, "LOCAL_RANK": 0}
         os.environ.update({name: str(value) for name, value in place.items()})
-        opened = open_policy(self._config, *open_model(self._config), store=self._store)
+        # Of a rank that hangs the driver hears first: what a collective raises would end the run.
+        patience = timedelta(seconds=(SLOW_SHARE + 1) * self._config.cluster.rank_timeout_s)
+        opened = open_policy(self._config, *open_model(self._config), store=self._store, timeout=patience)
         self._policy = self._stack.enter_context(opened)
         process_ready()
         if self._config.run.trace:

@@ -10,7 +10,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from relax_core.cluster.errors import RankDiedError
-from relax_core.cluster.rank import TrainerRank
+from relax_core.cluster.rank import SLOW_SHARE, TrainerRank
 from relax_core.cluster.seats import Seats
 from relax_core.config.root import RelaxConfig
 
@@ -18,6 +18,8 @@ _log = logging.getLogger(__name__)
 
 _GRACE_S = 20.0
 """After one rank has failed the others may take this long to notice."""
+
+_SLOW = ("offer", "open", "load", "save", "finish_saves", "export")
 
 
 class Ranks:
@@ -35,6 +37,7 @@ class Ranks:
             ray.remote(TrainerRank).options(**seats.rank(rank)).remote(config, rank, size, threads)
             for rank in range(size)
         ]
+        self._timeout_s = config.cluster.rank_timeout_s
         self._pids: list[int] | None = None
         self._opening = threading.Lock()
 
@@ -42,13 +45,13 @@ class Ranks:
         """Process ids in the order of ranks.
 
         Raises:
-            RankDiedError: one has ended.
+            RankDiedError: one has ended, or hangs.
             ValueError: the checkpoint does not fit.
         """
         with self._opening:
             if self._pids is None:
-                (address,) = self._settle([self._actors[0].offer.remote()])
-                self._pids = self._settle([actor.open.remote(*address) for actor in self._actors])
+                (address,) = self._settle("offer", [self._actors[0].offer.remote()])
+                self._pids = self._settle("open", [actor.open.remote(*address) for actor in self._actors])
             return self._pids
 
     def call(self, method: str, *arguments: Any, first: int | None = None) -> list[Any]:
@@ -61,16 +64,16 @@ class Ranks:
                 and comes as a reference.
 
         Raises:
-            RankDiedError: one has ended.
+            RankDiedError: one has ended, or not answered within `cluster.rank_timeout_s`.
             Exception: what a rank raised.
         """
         self.pids()
         if first is None:
-            return self._settle([getattr(actor, method).remote(*arguments) for actor in self._actors])
+            return self._settle(method, [getattr(actor, method).remote(*arguments) for actor in self._actors])
         pairs = [
             getattr(actor, method).options(num_returns=first).remote(*arguments) for actor in self._actors
         ]
-        answers = self._settle([pair[1] for pair in pairs])
+        answers = self._settle(method, [pair[1] for pair in pairs])
         return [pairs[0][0], *answers]
 
     def close(self) -> None:
@@ -78,14 +81,15 @@ class Ranks:
         for actor in self._actors:
             ray.kill(actor)
 
-    def _settle(self, references: Sequence[Any]) -> list[Any]:
-        """Waits for all; once one has failed, only so long for the others."""
+    def _settle(self, method: str, references: Sequence[Any]) -> list[Any]:
+        """Waits for all, so long as a call may take; once one has failed, only so long for the others."""
         answers: dict[Any, Any] = {}
         died: RayActorError | None = None
         failed: BaseException | None = None
-        waiting, deadline = list(references), float("inf")
+        limit_s = self._timeout_s * (SLOW_SHARE if method in _SLOW else 1)
+        waiting, deadline = list(references), time.monotonic() + limit_s
         while waiting:
-            left = None if deadline == float("inf") else max(0.0, deadline - time.monotonic())
+            left = max(0.0, deadline - time.monotonic())
             ready, waiting = ray.wait(waiting, num_returns=1, timeout=left)
             if not ready:
                 break
@@ -101,4 +105,10 @@ class Ranks:
             raise RankDiedError(str(died).splitlines()[0]) from died
         if failed is not None:
             raise failed
+        if waiting:
+            silent = ", ".join(str(references.index(reference)) for reference in waiting)
+            raise RankDiedError(
+                f"rank {silent} did not answer {method!r} within {limit_s:g} seconds, "
+                f"cluster.rank_timeout_s is {self._timeout_s:g}"
+            )
         return [answers[reference] for reference in references]

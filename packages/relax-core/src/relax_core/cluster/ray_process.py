@@ -123,12 +123,29 @@ def _start(folder: Path, options: dict[str, Any], cpus: int, store_bytes: int) -
 def _joined_late(folder: Path, port: int, options: dict[str, Any], deadline: float) -> bool:
     """Whether what was started came up after all; its raylet ends itself where its helpers are too slow."""
     while _runs(folder, "raylet") and time.monotonic() < deadline:
-        try:
-            ray.init(address=f"{_LOOPBACK}:{port}", _node_ip_address=_LOOPBACK, **options)
+        if _joined(f"{_LOOPBACK}:{port}", options, deadline):
             return True
-        except (ConnectionError, RuntimeError):
-            time.sleep(1)
+        time.sleep(1)
     return False
+
+
+def _joined(address: str, options: dict[str, Any], deadline: float) -> bool:
+    """Whether Ray could be joined until then: where its server is gone or silent `ray.init` asks for hours."""
+    outcome: list[BaseException | None] = []
+
+    def join() -> None:
+        try:
+            ray.init(address=address, _node_ip_address=_LOOPBACK, **options)
+            outcome.append(None)
+        except BaseException as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=join, name="relax-join", daemon=True)
+    thread.start()
+    thread.join(max(0.0, deadline - time.monotonic()))
+    if outcome and outcome[0] is not None and not isinstance(outcome[0], ConnectionError | RuntimeError):
+        raise outcome[0]
+    return bool(outcome) and outcome[0] is None
 
 
 def _runs(folder: Path, name: str) -> bool:

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -218,14 +219,19 @@ class LocalPolicy:
 
 @contextmanager
 def open_policy(
-    config: RelaxConfig, source: Checkpoint, weights: ModelMap, *, store: Store | None = None
+    config: RelaxConfig,
+    source: Checkpoint,
+    weights: ModelMap,
+    *,
+    store: Store | None = None,
+    timeout: timedelta = timedelta(minutes=30),
 ) -> Iterator[LocalPolicy]:
     """Takes the device and loads the model, or this rank's share of it; leaves the process as it was.
 
     Args:
         config: the run's.
         source, weights: the checkpoint to start from and its weight map, from `open_model`.
-        store: where the ranks meet; see `relax_core.device.initialise`.
+        store, timeout: where the ranks meet, and of their collectives; see `relax_core.device.initialise`.
 
     Raises:
         ValueError: the checkpoint does not fit, naming every tensor or setting that is wrong.
@@ -240,6 +246,7 @@ def open_policy(
         seed=config.run.seed % 2**31,
         deterministic=config.run.deterministic,
         store=store,
+        timeout=timeout,
     )
     try:
         policy = _load(source, weights, sizes, config, world, lora=config.lora)
