@@ -62,11 +62,12 @@ def sampled(request: pytest.FixtureRequest, model: Path) -> tuple[int, list[Any]
             for part in (names[::2], names[1::2]):
                 await engine.load({name: factor * weights[name] for name in part})
             updates.append((await engine.end_update(), await engine.generate(requests(1.0))))
+        assert engine._way.transport == ("broadcast" if request.param else "ipc")
         return request.param, greedy, drawn, counts, updates
 
     # One path of weights with each kind of server, so that both are seen to reach target and draft; the plain
     # ones are two, behind sglang-router.
-    plain: dict[str, Any] = {"servers": 2, "router": "start"}
+    plain: dict[str, Any] = {"servers": 2, "router": "start", "transport": "auto"}
     drafting: dict[str, Any] = {"transport": "broadcast", "replay": True, "draft_tokens": request.param}
     return run(test, "sglang", model=model, max_rows=16, **(drafting if request.param else plain))
 
@@ -206,8 +207,12 @@ def test_faults_of_an_update_are_named(model: Path, monkeypatch: pytest.MonkeyPa
     assert "weight model.layers" not in text
 
 
+@pytest.mark.timeout(1500)  # a Ray, and a server of SGLang, on a machine that may be busy
 def test_training_on_sglang(tmp_path: Path) -> None:
-    """Two steps of the quickstart; the gap of log-probs is round-off, drafts are in the metrics."""
+    """Two steps of the quickstart on Ray; the gap of log-probs is round-off, drafts are in the metrics.
+
+    The servers open the memory where the trainer's rank packed its weights, and the run says so.
+    """
     from relax_core.cli.train import main
 
     settings = {
@@ -225,9 +230,12 @@ def test_training_on_sglang(tmp_path: Path) -> None:
         "eval.every": 0,
         "eval.before": "false",
         "eval.max_prompts": 4,
+        "cluster.mode": "ray",
     }
     arguments = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
     assert main(arguments) in (0, None)
+    (log,) = (tmp_path / "runs").rglob("log.txt")
+    assert "weights travel by ipc: every engine opens the memory of ranks on its devices" in log.read_text()
     (file,) = (tmp_path / "runs").rglob("metrics.jsonl")
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     steps = [row for row in rows if "logprob_gap_max" in row]

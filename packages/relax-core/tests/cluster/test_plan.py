@@ -37,6 +37,27 @@ def test_hybrid_engines_share_first_and_then_have_their_own():
     assert [seat.devices for seat in plan.engines] == [0.5, 0.5, 1]
 
 
+def test_an_engine_of_several_devices_lies_with_the_ranks_that_have_them_on_one_host():
+    plan = plan_placement(cluster(trainer_ranks=6, engines=2), "npu", 2)
+    assert plan.bundles == ({"CPU": 3, "NPU": 2},) * 2 + ({"CPU": 1, "NPU": 1},) * 2
+    assert bundles(plan.ranks) == [0, 0, 1, 1, 2, 3]
+    assert bundles(plan.engines) == [0, 1]
+    # Ray has no shares of several devices: the ranks have them, and the engine is told which.
+    assert [seat.devices for seat in plan.ranks] == [1] * 6
+    assert [(seat.devices, seat.ranks) for seat in plan.engines] == [(0, (0, 1)), (0, (2, 3))]
+    with pytest.raises(ValueError, match=r"2 with 4 devices each .* set cluster.engines to at most 1, or"):
+        plan_placement(cluster(trainer_ranks=6, engines=2), "npu", 4)
+
+
+def test_engines_of_several_devices_of_their_own_have_a_bundle_each():
+    plan = plan_placement(cluster(placement="async", trainer_ranks=2, engines=2), "cuda", 4)
+    assert plan.bundles == ({"CPU": 1, "GPU": 1},) * 2 + ({"CPU": 1, "GPU": 4},) * 2
+    assert [(seat.bundle, seat.devices, seat.ranks) for seat in plan.engines] == [(2, 4, ()), (3, 4, ())]
+    hybrid = plan_placement(cluster(placement="hybrid", trainer_ranks=4, engines=5), "cuda", 2)
+    assert [seat.shared for seat in hybrid.engines] == [True, True, False, False, False]
+    assert hybrid.shared_engines == 2
+
+
 @pytest.mark.parametrize("placement", ["colocate", "async", "hybrid"])
 @pytest.mark.parametrize("device", ["cpu", "cuda", "npu"])
 @pytest.mark.parametrize(("ranks", "engines"), [(1, 2), (2, 3), (4, 5), (3, 8)])

@@ -60,6 +60,7 @@ CASES = [
      "devices of their own", "auto"),
     ("weights-have-a-way", NPU, "rollout.update_path=disk cluster.address=head:6379", "rollout.update_folder",
      "all of them share", None),
+    ("engines-serve-merged-adapters", QUICK, "lora.rank=4 lora.sync=adapter", "lora.sync", "merge", "merge"),
     ("one-server-an-engine-of-a-cluster", NPU, "rollout.servers=2", "rollout.servers", "1, and", "1"),
     ("colocated-engines-have-devices", NPU, "sglang.tensor=2", "cluster.engines", "at most 4", "4"),
     ("every-engine-has-prompts", NPU, "rollout.prompts_per_step=4", "cluster.engines", "at most 4", "4"),
@@ -159,3 +160,18 @@ def test_every_rule_of_the_registry_has_a_case_and_there_are_many():
     assert {check.id for check in RULES} <= {case[0] for case in CASES} <= known
     assert {case[0] for case in SHAPE_CASES} == {rule.id for rule in SHAPE_RULES}
     assert len(CHECKS) + len(SHAPE_RULES) >= 40
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("rollout.draft_tokens=0", "adapts no gates of the delta net"),
+        ("rollout.draft_tokens=2 lora.targets=[linear_qkv]", "beside the drafts of an MTP layer"),
+        ("rollout.draft_tokens=0 lora.targets=[linear_qkv]", "sends no adapters to SGLang yet"),
+        ("rollout.engine=transformers", "the engine transformers is given whole weights"),
+    ],
+)
+def test_adapters_beside_the_weights_are_refused_with_what_stands_in_the_way(text, why):
+    base = "" if "engine" in text else "rollout.engine=sglang"
+    with pytest.raises(ConfigError, match=why):
+        load_config(QUICK, flags(f"lora.rank=4 lora.sync=adapter {base} {text}"))

@@ -11,7 +11,7 @@ from relax_rollout.weights.broadcast import Meeting
 from relax_rollout.weights.bucket import Bucket
 from relax_rollout.weights.unpacker import Unpacker
 
-from relax_core.cluster.process import host_name, prepare_process, process_ready
+from relax_core.cluster.process import host_name, prepare_process, process_ready, show_devices
 from relax_core.cluster.shared_tensors import Packed, unpack
 from relax_core.config.root import RelaxConfig
 from relax_core.loop.rollout import engine_options
@@ -25,9 +25,19 @@ class EngineHost:
         model: Hugging Face directory that it starts from.
         device: where it samples, such as "cuda:0".
         threads: of torch on a CPU.
+        visible: numbers of the devices that it samples on, where they are not those that Ray gave it.
     """
 
-    def __init__(self, config: RelaxConfig, model: Path, device: str, threads: int) -> None:
+    def __init__(
+        self,
+        config: RelaxConfig,
+        model: Path,
+        device: str,
+        threads: int,
+        visible: Sequence[str] | None = None,
+    ) -> None:
+        if visible is not None:
+            show_devices(device.partition(":")[0], visible)
         prepare_process(config, threads)
         self._engine = create_engine(config.rollout.engine, **engine_options(config, model, device))
         engine = self._engine

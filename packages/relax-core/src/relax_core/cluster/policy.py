@@ -59,6 +59,7 @@ class RayPolicy:
         self._ranks = Ranks(config, seats, threads)
         self._path: WeightPath | None = None
         self._folder: str | None = None
+        self._shared_devices: dict[int, list[str]] = {}
         self._met: list[tuple[int, int]] | None = None
         # Whether the engines serve what the ranks hold; and whoever calls the ranks outside of an update.
         self._served = False
@@ -68,6 +69,18 @@ class RayPolicy:
     def pids(self) -> list[int]:
         """Process ids of the ranks, in order."""
         return self._ranks.pids()
+
+    def devices_of_engine(self, number: int) -> list[str] | None:
+        """Numbers, on its host, of the devices that engine `number` shares; None if Ray gives it its own.
+
+        They are the same for as long as the ranks' seats are.
+        """
+        ranks, resource = self._seats.device_ranks(number), self._seats.resource
+        if not ranks or resource is None:
+            return None
+        if number not in self._shared_devices:
+            self._shared_devices[number] = self._ranks.visible_devices(ranks, resource)
+        return self._shared_devices[number]
 
     def score(
         self, samples: Sequence[Sample], *, temperature: float = 1.0, of: Scored = "policy"
@@ -295,7 +308,8 @@ class RayPolicy:
         )  # fmt: skip
         self._journal.withdraw()
         self._ranks.close()
-        self._met = None
+        # Devices may have changed places among the ranks.
+        self._path = self._met = None
         self._ranks = Ranks(self._config, self._seats, self._threads)
         try:
             if base is not None:

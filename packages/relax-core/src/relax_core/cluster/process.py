@@ -5,9 +5,11 @@ import logging
 import os
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from relax_core.config.root import RelaxConfig
+from relax_core.device.registry import get_device
 
 
 def prepare_process(config: RelaxConfig, threads: int) -> None:
@@ -37,3 +39,15 @@ def process_ready() -> None:
     """The model is loaded: what there is stays, and is left out of every search for garbage."""
     gc.freeze()
     gc.enable()
+
+
+def show_devices(device: str, visible: Sequence[str]) -> None:
+    """Lets this process, and those that it starts, see some devices of the host; called before it looks.
+
+    Args:
+        device: their kind, such as "cuda".
+        visible: their numbers.
+    """
+    variable = get_device(device).visible_variable
+    assert variable is not None, "devices that are shared have numbers"
+    os.environ[variable] = ",".join(visible)

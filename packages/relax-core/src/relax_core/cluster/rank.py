@@ -57,6 +57,11 @@ class TrainerRank:
         self._export: Iterator[Mapping[str, Tensor]] = iter(())
         self._sender: WeightSender | None = None
 
+    def visible_devices(self, resource: str) -> list[str]:
+        """Numbers, on this host, of the devices that Ray gave to this rank."""
+        given = ray.get_runtime_context().get_accelerator_ids()
+        return [str(number) for number in given.get(resource, [])]
+
     def offer(self) -> tuple[str, int]:
         """Opens the store where the ranks meet; its host and port. Asked of rank 0."""
         host: str = ray.util.get_node_ip_address()

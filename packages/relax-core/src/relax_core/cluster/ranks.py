@@ -54,6 +54,15 @@ class Ranks:
                 self._pids = self._settle("open", [actor.open.remote(*address) for actor in self._actors])
             return self._pids
 
+    def visible_devices(self, ranks: Sequence[int], resource: str) -> list[str]:
+        """Numbers of the devices that Ray gave to some ranks, which need not have met yet.
+
+        Raises:
+            RankDiedError: one has ended.
+        """
+        answers = self._settle([self._actors[rank].visible_devices.remote(resource) for rank in ranks])
+        return [device for answer in answers for device in answer]
+
     def call(self, method: str, *arguments: Any, first: int | None = None) -> list[Any]:
         """Every rank's answer.
 

@@ -45,9 +45,36 @@ class Seats:
         }
         if self._plan.resource == "GPU":
             options["num_gpus"] = seat.devices
-        elif self._plan.resource is not None:
+        elif self._plan.resource is not None and seat.devices:
             options["resources"] = {self._plan.resource: seat.devices}
         return options
+
+    @property
+    def resource(self) -> str | None:
+        """Ray's name of the devices."""
+        return self._plan.resource
+
+    def device_ranks(self, number: int) -> tuple[int, ...]:
+        """The ranks that have the devices of engine `number`; empty if Ray gives it its own."""
+        return self._plan.engines[number].ranks if self._plan.resource is not None else ()
+
+
+def _require_hosts(plan: Plan) -> None:
+    """Refuses at once what no waiting helps: a bundle that is larger than every host.
+
+    Raises:
+        ClusterError: there is one.
+    """
+    hosts = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    for name in dict.fromkeys(name for bundle in plan.bundles for name in bundle):
+        wanted = max(bundle.get(name, 0) for bundle in plan.bundles)
+        most = max((host.get(name, 0) for host in hosts), default=0)
+        # Where no host has any yet, some may still come.
+        if 0 < most < wanted:
+            raise ClusterError(
+                f"an engine, with the ranks that share its devices, needs {wanted:g} {name} on one host, and "
+                f"the largest of {len(hosts)} has {most:g}: lower sglang.tensor, or take larger hosts"
+            )
 
 
 @contextmanager
@@ -61,6 +88,7 @@ def open_seats(plan: Plan, *, timeout_s: float) -> Iterator[Seats]:
     Raises:
         ClusterError: the cluster does not have it.
     """
+    _require_hosts(plan)
     group = placement_group([dict(bundle) for bundle in plan.bundles], strategy="PACK")
     try:
         if not group.wait(timeout_s):

@@ -26,7 +26,7 @@ from relax_core.config.root import RelaxConfig
 from relax_core.data import load_tokenizer
 from relax_core.device.registry import choose_device
 from relax_core.loop.checkpoints import open_model
-from relax_core.loop.rollout import Rollout, open_environment, open_rewards
+from relax_core.loop.rollout import Rollout, engine_devices, open_environment, open_rewards
 from relax_core.loop.session import Session
 
 _BYTES = {"fp32": 4, "bf16": 2}
@@ -43,7 +43,7 @@ def open_cluster_session(config: RelaxConfig) -> Iterator[Session[RayPolicy]]:
     """
     source, weights = open_model(config)
     device = choose_device(config.run.device)
-    plan = plan_placement(config.cluster, device)
+    plan = plan_placement(config.cluster, device, engine_devices(config))
     threads = config.run.threads or max(1, len(os.sched_getaffinity(0)) // _at_once(config))
     cpus = sum(int(bundle["CPU"]) for bundle in plan.bundles) + config.reward.concurrency
     cpus += stream_cpus(config.cluster)
@@ -56,7 +56,7 @@ def open_cluster_session(config: RelaxConfig) -> Iterator[Session[RayPolicy]]:
     ):
         # Ranks and engines load while this process reads the data: nobody waits for them before.
         policy = RayPolicy(config, seats, threads)
-        start = partial(_start_engine, config, source.path, device, threads, seats)
+        start = partial(_start_engine, config, source.path, device, threads, seats, policy)
         count = config.cluster.engines if config.algorithm.algorithm.loop == "rl" else 0
         engines = EngineGroup(
             start,
@@ -65,20 +65,21 @@ def open_cluster_session(config: RelaxConfig) -> Iterator[Session[RayPolicy]]:
             timeout_s=config.cluster.engine_timeout_s,
         )
         try:
-            yield Session(source, tokenizer.result(), policy, partial(_open_rollout, config, engines))
+            rollout = partial(_open_rollout, config, engines, plan.shared_engines)
+            yield Session(source, tokenizer.result(), policy, rollout)
         finally:
             policy.close()
 
 
 @contextmanager
-def _open_rollout(config: RelaxConfig, engines: EngineGroup) -> Iterator[Rollout]:
+def _open_rollout(config: RelaxConfig, engines: EngineGroup, shared: int) -> Iterator[Rollout]:
     with (
         EventThread() as runner,
         open_rewards(config, TaskPool) as rewards,
         open_environment(config, TaskPool) as environment,
     ):
         runner.run(engines.open())
-        training = partial(_training, config.cluster, engines, runner)
+        training = partial(_training, config.cluster, engines, runner, shared)
         try:
             yield Rollout(engines, rewards, runner, environment, training)
         finally:
@@ -86,14 +87,16 @@ def _open_rollout(config: RelaxConfig, engines: EngineGroup) -> Iterator[Rollout
 
 
 @contextmanager
-def _training(cluster: ClusterConfig, engines: EngineGroup, runner: EventThread) -> Iterator[None]:
+def _training(
+    cluster: ClusterConfig, engines: EngineGroup, runner: EventThread, shared: int
+) -> Iterator[None]:
     """Engines on the trainer's devices give up their memory meanwhile."""
     if cluster.placement == "colocate":
         runner.run(engines.release_memory())
         yield
         runner.run(engines.reclaim_memory())
     elif cluster.placement == "hybrid":
-        runner.run(engines.rest(cluster.trainer_ranks))
+        runner.run(engines.rest(shared))
         yield
         runner.run(engines.wake())
     else:
@@ -101,12 +104,19 @@ def _training(cluster: ClusterConfig, engines: EngineGroup, runner: EventThread)
 
 
 def _start_engine(
-    config: RelaxConfig, model: Path, device: str, threads: int, seats: Seats, number: int
+    config: RelaxConfig,
+    model: Path,
+    device: str,
+    threads: int,
+    seats: Seats,
+    policy: RayPolicy,
+    number: int,
 ) -> Any:
-    # Ray shows each process its own device alone.
+    # Ray shows each process its own devices alone; what belongs to ranks an engine is told of.
     place = device if device == "cpu" else f"{device}:0"
     options = seats.engine(number) | {"max_concurrency": 1000}
-    return ray.remote(EngineHost).options(**options).remote(config, model, place, threads)
+    visible = policy.devices_of_engine(number)
+    return ray.remote(EngineHost).options(**options).remote(config, model, place, threads, visible)
 
 
 def _at_once(config: RelaxConfig) -> int:

@@ -11,6 +11,7 @@ from relax_core.cluster.engines import EngineGroup
 from relax_core.cluster.errors import ClusterError
 from relax_core.cluster.ranks import Ranks
 from relax_core.config.root import RelaxConfig
+from relax_core.loop.rollout import engine_devices
 
 _log = logging.getLogger(__name__)
 
@@ -64,8 +65,7 @@ async def _choose(config: RelaxConfig, device: str, ranks: Ranks, engines: Engin
     asked = config.rollout.update_path
     if asked in ("broadcast", "disk"):
         return WeightPath(asked, "as asked for", {})
-    each = config.sglang.tensor if config.rollout.engine == "sglang" else 1
-    sources = memory_sources(config.cluster, device, each)
+    sources = memory_sources(config.cluster, device, engine_devices(config))
     if sources:
         offers = await asyncio.to_thread(ranks.call, "offer_memory")
         try:

@@ -72,6 +72,12 @@ def open_local_rollout(config: RelaxConfig, model: Path, device: str) -> Iterato
             runner.run(engine.close())
 
 
+def engine_devices(config: RelaxConfig) -> int:
+    """Devices of one engine."""
+    servers = config.rollout.engine == "sglang" and not config.rollout.urls
+    return config.sglang.tensor if servers else 1
+
+
 def engine_options(config: RelaxConfig, model: Path, device: str) -> dict[str, Any]:
     """What the engine is created with; an engine from elsewhere gets the model alone."""
     rollout = config.rollout

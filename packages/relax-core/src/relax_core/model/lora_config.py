@@ -34,6 +34,12 @@ class LoraConfig(Section):
         False, "Adapts the same projections of the draft layers, which are left as they are otherwise."
     )
 
+    sync: Literal["merge", "adapter"] = setting(
+        "merge",
+        "How engines get what is trained. merge: as whole weights with the adapters added. adapter: as "
+        "adapters beside weights that stay, which SGLang 0.5.15 cannot serve for this model; it is refused.",
+    )
+
     @property
     def scale(self) -> float:
         """Factor of the adapters' product."""

@@ -211,7 +211,8 @@ def open_handle(handle: str, device: torch.device) -> Tensor:
         base64.b64decode(field) if coded else field
         for field, coded in zip(fields["memory"], fields["bytes"], strict=True)
     ]
-    memory[0] = device.index or 0
+    # A rank of several says "cuda" and means its own.
+    memory[0] = torch.accelerator.current_device_index() if device.index is None else device.index
     storage: Any = torch.storage.TypedStorage
     opened: Tensor = rebuild(
         Tensor, torch.Size(shape), tuple(stride), offset, storage, torch_dtype(dtype), *memory

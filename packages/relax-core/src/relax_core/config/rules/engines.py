@@ -7,6 +7,7 @@ from relax_core.config.problems import Problem
 from relax_core.config.rules.rule import Check
 from relax_core.loop.config import RolloutConfig
 from relax_core.loop.sglang_config import SglangSettings
+from relax_core.model.lora_config import LoraConfig
 from relax_core.run.config import RunConfig
 
 
@@ -180,6 +181,29 @@ def _weights_have_a_way(cluster: ClusterConfig, rollout: RolloutConfig, run: Run
         )
 
 
+def _engines_serve_merged_adapters(lora: LoraConfig, rollout: RolloutConfig) -> Iterator[Problem]:
+    """SGLang 0.5.15 serves an adapter of Qwen3.5 only in part, and not beside the checkpoint's drafts.
+
+    Its Qwen3.5 classes adapt qkv, o, out_proj, in_proj_qkvz, gate_up and down (`supported_lora_modules`), and
+    not in_proj_ba, the delta net's gates, which an adapter of in_proj changes too: completions would be of
+    another policy than is trained. It takes adapters under other names of in_proj_qkv than checkpoints have,
+    and refuses them beside the NEXTN drafts of an MTP layer (`check_lora_server_args`).
+    """
+    if lora.sync == "merge":
+        return
+    if rollout.engine != "sglang":
+        why = f"the engine {rollout.engine} is given whole weights"
+    elif "in_proj" in lora.targets:
+        why = (
+            "SGLang 0.5.15 adapts no gates of the delta net (in_proj_ba), which lora.targets in_proj changes"
+        )
+    elif rollout.draft_tokens:
+        why = "SGLang 0.5.15 serves no adapters beside the drafts of an MTP layer"
+    else:
+        why = "Relax sends no adapters to SGLang yet: 0.5.15 serves those of Qwen3.5 only in part"
+    yield Problem(("lora", "sync"), why, given="adapter", allowed="merge", nearest="merge")
+
+
 RULES = (
     Check(("rollout", "sglang"), _server_settings_have_servers),
     Check(("run", "rollout", "sglang"), _hybrid_models_keep_no_radix_cache_on_npu),
@@ -189,6 +213,7 @@ RULES = (
     Check(("rollout", "sglang"), _every_sequence_has_a_state),
     Check(("rollout", "sglang"), _the_cache_holds_a_completion),
     Check(("cluster", "rollout", "run"), _weights_have_a_way),
+    Check(("lora", "rollout"), _engines_serve_merged_adapters),
     Check(("cluster", "rollout"), _one_server_an_engine_of_a_cluster),
     Check(("cluster", "rollout", "sglang", "run"), _colocated_engines_have_devices),
     Check(("cluster", "rollout"), _every_engine_has_prompts),
