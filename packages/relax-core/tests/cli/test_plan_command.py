@@ -47,6 +47,18 @@ def test_a_launch_runs_the_same_checks_first():
     assert [".".join(problem.path) for problem in caught.value.problems] == ["mtp.init"]
 
 
-def test_servers_of_several_devices_are_refused_before_a_launch():
-    with pytest.raises(ConfigError, match="servers of several devices are not placed on Ray yet"):
-        refuse_unready(load_config("qwen35-35b-a3b-16xnpu-thd"))
+@pytest.mark.parametrize(
+    ("recipe", "flags", "words"),
+    [
+        ("quickstart", [], "weights stay in the process, of which the engine is a part"),
+        ("quickstart", ["--rollout.engine", "sglang"], "weights travel by ipc: trainer and servers share this"),
+        ("quickstart", ["--cluster.mode", "ray", "--rollout.update_path", "disk", "--rollout.update_folder", "/w"],
+         "weights travel by disk, as asked for: files in /w"),
+        (NPU, [], "weights travel by ipc: engines and ranks are on the same devices"),
+        (NPU, ["--cluster.placement", "async", "--cluster.address", "head:6379"],
+         "weights travel by ipc, else broadcast: a run finds out whether Ray puts all on one host"),
+    ],
+)  # fmt: skip
+def test_a_plan_says_how_weights_will_travel_and_why(capsys, recipe, flags, words):
+    main(["--plan", "--recipe", recipe, *flags])
+    assert words in " ".join(capsys.readouterr().out.split())

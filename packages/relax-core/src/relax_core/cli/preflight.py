@@ -26,7 +26,6 @@ def refuse_unready(config: RelaxConfig) -> None:
         *shape_refusals(config),
         *_data(config),
         *_reward(config),
-        *_engines(config),
         *_trackers(config),
     ]
     if problems:
@@ -111,16 +110,6 @@ def _reward(config: RelaxConfig) -> Iterator[Problem]:
         load_reward(config.reward.function)
     except ValueError as error:
         yield Problem(("reward", "function"), str(error), given=config.reward.function)
-
-
-def _engines(config: RelaxConfig) -> Iterator[Problem]:
-    if config.cluster.mode == "ray" and config.rollout.engine == "sglang" and config.sglang.tensor > 1:
-        yield Problem(
-            ("sglang", "tensor"),
-            "servers of several devices are not placed on Ray yet",
-            given=str(config.sglang.tensor),
-            allowed="1; or servers that you start yourself, named by rollout.urls, and cluster.mode inline",
-        )
 
 
 def _trackers(config: RelaxConfig) -> Iterator[Problem]:
