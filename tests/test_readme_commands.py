@@ -1,5 +1,7 @@
 """The blocks of the READMEs and guides that are marked as tested run as they stand.
 
+Every block of commands is marked as tested, or says what it needs: `<!-- needs: eight devices -->`.
+
 A block is marked by the line `<!-- tested -->` before it, or `<!-- tested: slow -->` for the marker `slow`.
 Python blocks run in this Python, bash blocks in bash up to the first error, both in an empty folder.
 """
@@ -43,3 +45,21 @@ def test_every_mark_stands_before_a_block() -> None:
     for page in PAGES:
         text = page.read_text()
         assert len(BLOCK.findall(text)) == text.count("<!-- tested"), page
+
+
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+COMMAND = re.compile(r"^ *(relax-[a-z]+|pip|uv|uvx|torchrun|nox|ray|docker) ", re.MULTILINE)
+GUIDES = [ROOT / "README.md", ROOT / "packages/relax-core/README.md", *sorted(ROOT.glob("docs/*.md"))]
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_command_of_a_guide_is_tested_or_says_what_it_needs(page: Path) -> None:
+    text = page.read_text()
+    for block in FENCED.finditer(text):
+        if block[1] != "bash" and not (block[1] == "" and COMMAND.search(block[2])):
+            continue
+        mark = text[: block.start()].rstrip().rsplit("\n", 1)[-1]
+        assert re.fullmatch(r"<!-- (tested(: slow)?|needs: .+) -->", mark), block[0]
+    beside = FENCED.sub("", text)
+    commands = [line for line in beside.splitlines() if line.startswith("    ") and COMMAND.match(line)]
+    assert not commands, "put commands into a block"

@@ -24,8 +24,8 @@ def kept_tokens(columns: "Mapping[str, Tensor]", cfg: "AlgorithmConfig") -> "dic
     r = pi / pi_behaviour, the present policy over the engine's. Zheng et al. 2025, Prosperity before
     Collapse, arXiv 2510.01161: of the tokens that PPO could clip (A > 0 and r > 1, or A < 0 and
     r < 1), those of the largest (log r)^2 are left out until the mean of (log r)^2 over those that remain is
-    at most tau. Every other token is kept: its gradient draws r towards 1. (AReaL's `m2po` bounds the mean over
-    all tokens instead, and may leave out those as well.)
+    at most tau. Every other token is kept: its gradient draws r towards 1. (AReaL's `m2po` bounds the mean
+    over all tokens instead, and may leave out those as well.)
     """
     log_ratio_T = columns["logprob"] - columns["rollout_logprob"]
     outward_T = columns["advantage"] * log_ratio_T > 0
