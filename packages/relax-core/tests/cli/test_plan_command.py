@@ -51,8 +51,9 @@ def test_a_launch_runs_the_same_checks_first():
     ("recipe", "flags", "words"),
     [
         ("quickstart", [], "weights stay in the process, of which the engine is a part"),
-        ("quickstart", ["--rollout.engine", "sglang"], "weights travel by ipc: trainer and servers share this"),
-        ("quickstart", ["--cluster.mode", "ray", "--rollout.update_path", "disk", "--rollout.update_folder", "/w"],
+        ("quickstart", ["--rollout.engine", "sglang"], "by ipc: trainer and servers share this host"),
+        ("quickstart",
+         ["--cluster.mode", "ray", "--rollout.update_path", "disk", "--rollout.update_folder", "/w"],
          "weights travel by disk, as asked for: files in /w"),
         (NPU, [], "weights travel by ipc: engines and ranks are on the same devices"),
         (NPU, ["--cluster.placement", "async", "--cluster.address", "head:6379"],

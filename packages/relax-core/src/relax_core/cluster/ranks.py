@@ -60,7 +60,8 @@ class Ranks:
         Raises:
             RankDiedError: one has ended.
         """
-        answers = self._settle([self._actors[rank].visible_devices.remote(resource) for rank in ranks])
+        calls = [self._actors[rank].visible_devices.remote(resource) for rank in ranks]
+        answers = self._settle("visible_devices", calls)
         return [device for answer in answers for device in answer]
 
     def call(self, method: str, *arguments: Any, first: int | None = None) -> list[Any]:
