@@ -224,12 +224,41 @@ importlib.reload(patch_torch)
 for name in [name for name in sys.modules if name.startswith("torch_npu")]:
     del sys.modules[name]
 common.is_npu = lambda: False
+import sglang.srt.distributed as distributed, sglang.srt.layers.dp_attention as attention, torch
+from sglang.srt.speculative import eagle_utils
+distributed.get_tp_group = lambda: types.SimpleNamespace(world_size=1)
+attention.is_dp_attention_enabled = lambda: False
+# SGLang's own verification as on the NPU, up to the kernel that compares drafts with a token for each place.
+eagle_utils._is_npu = True
+wanted = []
+def kernel(*, predicts, accept_index, accept_token_num, target_predict, **rest):
+    wanted.append(target_predict)
+    return predicts, accept_index.zero_(), accept_token_num.zero_()
+eagle_utils.verify_tree_greedy_func = kernel
+p = torch.tensor([0.5, 0.3, 0.2])
+def shares():
+    none = dict.fromkeys(("acc_additive_penalties", "acc_scaling_penalties", "logit_bias"))
+    one = torch.ones(2000, 1)
+    settings = {"temperatures": one, "top_ks": 9 * one[:, 0], "top_ps": one[:, 0]}
+    told = types.SimpleNamespace(is_all_greedy=False, **none, **settings)
+    mode = types.SimpleNamespace(is_idle=lambda: False)
+    batch = types.SimpleNamespace(device="cpu", forward_mode=mode, seq_lens=range(2000), sampling_info=told)
+    names = ("retrieve_index", "retrieve_next_token", "retrieve_next_sibling")
+    sizes = {"draft_token_num": 2, "max_tree_depth": 2, "tree_topk": 1}
+    drafts = types.SimpleNamespace(draft_token=torch.zeros(4000), **sizes, **dict.fromkeys(names))
+    logits = types.SimpleNamespace(next_token_logits=p.log().repeat(4000, 1))
+    eagle_utils.eagle_sample(drafts, batch, logits)
+    return torch.bincount(wanted.pop().flatten(), minlength=3) / 4000
+assert shares().tolist() == [1, 0, 0], "upstream's fault"
 install()
+torch.manual_seed(1)
+# Five standard deviations of a share of 4000 draws.
+assert torch.allclose(shares(), p, atol=5 * (0.25 / 4000) ** 0.5)
 """
 
 
 @pytest.mark.skipif(not REAL, reason="needs SGLang (nox -s sglang_cpu)")
-def test_the_real_sglang_looks_as_the_corrections_expect() -> None:
+def test_the_real_sglang_looks_as_the_corrections_expect_and_verifies_by_sampling() -> None:
     path = os.pathsep.join(filter(None, [str(launch.CPU_PATH), os.environ.get("PYTHONPATH")]))
     environment = os.environ | {"PYTHONPATH": path, "SGLANG_USE_CPU_ENGINE": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
