@@ -72,7 +72,10 @@ CASES = [
     ("policy-is-sampled", QUICK, "rollout.temperature=0", "rollout.temperature", "above 0", None),
     ("evaluation-has-rows", QUICK, "data.eval_path=null", "eval.every", "0 without", None),
     ("ranks-hold-whole-models", NPU, "cluster.trainer_ranks=6 cluster.engines=6", "cluster.trainer_ranks",
-     "a multiple of 4", None),
+     "a multiple of 4", "8"),
+    ("experts-spread-over-a-stage", MOE,
+     "cluster.trainer_ranks=24 parallel.expert=1 parallel.expert_tensor=16", "parallel.expert_tensor",
+     "1, 2, 3, 4, 6, 12", "12"),
     ("only-sampling-can-run-ahead", "qwen35-35b-a3b-sft-mtp-8xnpu", "cluster.engines=2", "cluster.engines",
      "1", None),
     ("only-samples-are-passed", SFT, "eval.pass_at=[4] eval.samples_per_prompt=4 eval.temperature=1",
@@ -102,6 +105,10 @@ SHAPE_CASES = [
     ("widths-spread", NPU, "cluster.trainer_ranks=20 parallel.tensor=5", "parallel.tensor", "1, 2, 4", "4"),
     ("layers-make-stages", NPU, "cluster.trainer_ranks=24 parallel.tensor=8 parallel.pipeline=3",
      "parallel.pipeline", "1, 2, 4, 8, 16 or 32", "2"),
+    ("layers-make-stages", NPU, "cluster.trainer_ranks=16 parallel.tensor=8 parallel.pipeline=2 "
+     "parallel.pipeline_chunks=3", "parallel.pipeline", "other pipeline_chunks, first_stage", None),
+    ("layers-make-stages", NPU, "cluster.trainer_ranks=16 parallel.tensor=8 parallel.pipeline=2 "
+     "parallel.first_stage_layers=32", "parallel.pipeline", "other pipeline_chunks, first_stage", None),
     ("experts-divide", MOE, "cluster.trainer_ranks=24 parallel.expert=3", "parallel.expert", "1, 2, 4", "2"),
     ("experts-features-divide", MOE, "cluster.trainer_ranks=24 parallel.expert=1 parallel.expert_tensor=3",
      "parallel.expert_tensor", "1, 2, 4", "2"),

@@ -79,23 +79,35 @@ def test_layers_by_hand():
     assert stage_layers(7, parallel) == ((range(1),), (range(1, 5),), (range(5, 7),))
 
 
-@given(st.integers(2, 40), st.integers(2, 6), st.integers(1, 3))
-def test_what_a_refusal_proposes_works(layers, pipeline, chunks):
-    parallel = ParallelConfig(pipeline=pipeline, pipeline_chunks=chunks)
+@given(
+    st.integers(2, 40), st.integers(2, 6), st.integers(1, 3),
+    st.one_of(st.none(), st.integers(1, 12)), st.one_of(st.none(), st.integers(1, 12)),
+)  # fmt: skip
+def test_what_a_refusal_proposes_works_beside_the_rest_as_it_is(layers, pipeline, chunks, first, last):
+    given = {"pipeline": pipeline, "pipeline_chunks": chunks}
+    given |= {"first_stage_layers": first, "last_stage_layers": last}
     try:
-        stage_layers(layers, parallel)
+        stage_layers(layers, ParallelConfig(**given))
     except ValueError as error:
         text = str(error)
     else:
         return
-    if found := re.search(r"set pipeline to (\d+)(?: or (\d+))?", text):
-        for size in filter(None, found.groups()):
-            own = chunks if int(size) > 1 else 1
-            stage_layers(layers, ParallelConfig(pipeline=int(size), pipeline_chunks=own))
-    if found := re.search(r"first_stage_layers to (\d+) and last_stage_layers to (\d+)", text):
-        first, last = map(int, found.groups())
-        sizes = {"first_stage_layers": first, "last_stage_layers": last}
-        stage_layers(layers, ParallelConfig(pipeline=pipeline, pipeline_chunks=chunks, **sizes))
+    proposed = text.split("; ")[1]
+    if found := re.fullmatch(
+        r"set pipeline to (\d+) and pipeline_chunks to (\d+)(, first.* to null)?", proposed
+    ):
+        ends = {"first_stage_layers": None, "last_stage_layers": None} if found[3] else {}
+        sizes = {"pipeline": int(found[1]), "pipeline_chunks": int(found[2])}
+        stage_layers(layers, ParallelConfig(**given | sizes | ends))
+        return
+    ways = re.findall(r"(pipeline|pipeline_chunks) to (\d+)(?: or (\d+))?", proposed)
+    for name, *sizes in ways:
+        for size in filter(None, sizes):
+            stage_layers(layers, ParallelConfig(**given | {name: int(size)}))
+    if found := re.search(r"first_stage_layers to (\d+) and last_stage_layers to (\d+)", proposed):
+        ends = {"first_stage_layers": int(found[1]), "last_stage_layers": int(found[2])}
+        stage_layers(layers, ParallelConfig(**given | ends))
+    assert ways or found
 
 
 def test_a_refusal_names_the_sizes_and_a_way():
@@ -106,6 +118,10 @@ def test_a_refusal_names_the_sizes_and_a_way():
         r"last_stage_layers to 1 \(the others have 2\)",
     ):
         stage_layers(6, ParallelConfig(pipeline=4))
+    with pytest.raises(ValueError, match=r"= 6 pieces of one size; set pipeline_chunks to 2$"):
+        stage_layers(4, ParallelConfig(pipeline=2, pipeline_chunks=3))
+    with pytest.raises(ValueError, match=r"first_stage_layers 4; set first_stage_layers to 2 and last_st"):
+        stage_layers(4, ParallelConfig(pipeline=2, first_stage_layers=4))
     with pytest.raises(ValueError, match=r"= 2 pieces with first_stage_layers 3 and last_stage_layers 2"):
         stage_layers(4, ParallelConfig(pipeline=2, first_stage_layers=3, last_stage_layers=2))
 

@@ -122,6 +122,7 @@ def _ranks_hold_whole_models(cluster: ClusterConfig, parallel: ParallelConfig) -
             + ("; one process holds one rank" if cluster.mode == "inline" else ""),
             given=str(cluster.trainer_ranks),
             allowed=f"a multiple of {size}, with cluster.mode ray or under torchrun",
+            nearest=str(size * max(1, round(cluster.trainer_ranks / size))),
         )
 
 

@@ -50,18 +50,43 @@ def _refusal(layers: int, parallel: ParallelConfig) -> str:
 
 
 def _what_works(layers: int, parallel: ParallelConfig) -> str:
-    chunks = parallel.pipeline_chunks
-    sizes = [size for size in range(1, layers // chunks + 1) if layers % (size * chunks) == 0]
+    sizes = [size for size in range(1, layers + 1) if _fits(layers, parallel, pipeline=size)]
     near = [size for size in sizes if size < parallel.pipeline][-1:] + [
         size for size in sizes if size > parallel.pipeline
     ][:1]
-    ways = [f"set pipeline to {' or '.join(map(str, near))}"] if near else []
+    chunks = [n for n in range(1, parallel.pipeline_chunks) if _fits(layers, parallel, pipeline_chunks=n)]
+    ways = [
+        f"{name} to {' or '.join(map(str, found))}"
+        for name, found in (("pipeline", near), ("pipeline_chunks", chunks[-1:]))
+        if found
+    ]
     best = min(_uneven(layers, parallel), default=None)
     if best is not None:
         _most, _spread, first, last, others = best
         where = f" (the others have {others})" if parallel.pipeline > 2 else ""
         ways.append(f"first_stage_layers to {first} and last_stage_layers to {last}{where}")
-    return ", or ".join(ways) if ways else "use fewer pieces than layers"
+    return f"set {', or '.join(ways or [_several(layers, parallel)])}"
+
+
+def _several(layers: int, parallel: ParallelConfig) -> str:
+    """A cut near the one that was asked for, where no single change makes one."""
+    even = [size for size in range(1, layers + 1) if layers % size == 0]
+    pipeline = min(even, key=lambda size: (abs(size - parallel.pipeline), size))
+    most = parallel.pipeline_chunks if pipeline > 1 else 1
+    chunks = max(n for n in range(1, most + 1) if layers // pipeline % n == 0)
+    ends = parallel.first_stage_layers or parallel.last_stage_layers
+    rest = ", first_stage_layers and last_stage_layers to null" if ends else ""
+    return f"pipeline to {pipeline} and pipeline_chunks to {chunks}{rest}"
+
+
+def _fits(layers: int, parallel: ParallelConfig, **changes: int) -> bool:
+    """Whether one other size works beside the rest as it is."""
+    names = ("pipeline", "pipeline_chunks", "first_stage_layers", "last_stage_layers")
+    try:
+        changed = ParallelConfig(**{name: getattr(parallel, name) for name in names} | changes)
+    except ValueError:
+        return False
+    return all(count and count % changed.pipeline_chunks == 0 for count in _counts(layers, changed))
 
 
 def _uneven(layers: int, parallel: ParallelConfig) -> Iterator[tuple[int, int, int, int, int]]:

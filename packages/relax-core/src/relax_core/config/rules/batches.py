@@ -87,20 +87,24 @@ def _overlap_has_ranks(
 
 def _experts_spread_over_a_stage(cluster: ClusterConfig, parallel: ParallelConfig) -> Iterator[Problem]:
     """The ranks of a pipeline stage are divided by those that hold a copy of the experts."""
-    if parallel.expert == 1:
-        return
+    shares = parallel.expert_tensor or parallel.tensor
     stage = cluster.trainer_ranks // parallel.pipeline
-    copy = parallel.expert * (parallel.expert_tensor or parallel.tensor)
-    if stage % copy:
-        fitting = [size for size in range(1, stage + 1) if stage % (size * (copy // parallel.expert)) == 0]
-        yield Problem(
-            ("parallel", "expert"),
-            f"a pipeline stage has {stage} ranks, which do not divide by expert {parallel.expert} x "
-            f"expert_tensor {copy // parallel.expert} = {copy}",
-            given=str(parallel.expert),
-            allowed=", ".join(map(str, fitting)) or "1",
-            nearest=str(min(fitting, key=lambda size: abs(size - parallel.expert))) if fitting else None,
-        )
+    copy = parallel.expert * shares
+    if not stage or stage % copy == 0:
+        return
+    # With the experts of a stage in one place, only their own tensor size can be wrong.
+    name, given, rest = (
+        ("expert", parallel.expert, shares) if parallel.expert > 1 else ("expert_tensor", shares, 1)
+    )
+    fitting = [size for size in range(1, stage + 1) if stage % (size * rest) == 0]
+    yield Problem(
+        ("parallel", name),
+        f"a pipeline stage has {stage} ranks, which do not divide by expert {parallel.expert} x "
+        f"expert_tensor {shares} = {copy}",
+        given=str(given),
+        allowed=", ".join(map(str, fitting)) or f"none with expert_tensor {shares}",
+        nearest=str(min(fitting, key=lambda size: abs(size - given))) if fitting else None,
+    )
 
 
 RULES = (

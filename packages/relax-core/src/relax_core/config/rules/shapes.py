@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from relax_core.config.problems import Problem
 from relax_core.config.root import RelaxConfig
 from relax_core.config.rules.rule import ShapeRule, nearest_size, words
+from relax_core.device.parallel import ParallelConfig
 from relax_core.model import fits
 from relax_core.model.config import Qwen35Config
 from relax_core.model.stages import stage_layers
@@ -13,7 +14,12 @@ _DRAFTS_A_DEPTH = 4
 
 
 def _refused(
-    path: tuple[str, ...], given: int, check: Callable[[int], None], *, also: str = ""
+    path: tuple[str, ...],
+    given: int,
+    check: Callable[[int], None],
+    *,
+    also: str = "",
+    otherwise: str = "another model",
 ) -> Iterator[Problem]:
     """A problem with the message of `check(given)`, and the sizes that pass."""
     try:
@@ -32,7 +38,7 @@ def _refused(
 
     fitting = [size for size in range(1, 65) if works(size)]
     near = nearest_size(given, works)
-    allowed = (words(fitting) if fitting else "another model") + also
+    allowed = (words(fitting) if fitting else otherwise) + also
     yield Problem(path, message, str(given), allowed=allowed, nearest=None if near is None else str(near))
 
 
@@ -60,9 +66,14 @@ def _layers_make_stages(config: RelaxConfig, model: Qwen35Config) -> Iterator[Pr
     parallel = config.parallel
 
     def check(pipeline: int) -> None:
-        stage_layers(model.num_layers, parallel.model_copy(update={"pipeline": pipeline}))
+        stage_layers(model.num_layers, ParallelConfig(**{**parallel.model_dump(), "pipeline": pipeline}))
 
-    yield from _refused(("parallel", "pipeline"), parallel.pipeline, check)
+    yield from _refused(
+        ("parallel", "pipeline"),
+        parallel.pipeline,
+        check,
+        otherwise="other pipeline_chunks, first_stage_layers or last_stage_layers",
+    )
 
 
 def _experts_divide(config: RelaxConfig, model: Qwen35Config) -> Iterator[Problem]:
