@@ -272,6 +272,38 @@ def test_a_person_types_into_what_runs(equipped, monkeypatch, capsys) -> None:
     assert "--interactive --tty" in capsys.readouterr().out
 
 
+def test_folders_of_the_host_are_there_under_their_own_paths(equipped, tmp_path: Path, capsys) -> None:
+    models, runs = tmp_path / "my models: 9B", tmp_path / "runs"
+    for folder in (models, runs):
+        folder.mkdir()
+    given = [
+        "image",
+        "run",
+        "--dry-run",
+        "--mount",
+        str(models),
+        "--mount",
+        str(runs),
+        "relax-train",
+        "--plan",
+    ]
+    assert cli.main(given, equipped) == 0
+    words = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    for folder in (models, runs):
+        place = words.index(f"type=bind,source={folder},target={folder}")
+        assert words[place - 1] == "--mount"
+        assert place < words.index("relax-npu:local")
+    assert words[-2:] == ["relax-train", "--plan"]
+
+
+@pytest.mark.parametrize("name", ["gone", "a,b"])
+def test_what_cannot_be_mounted_is_refused(equipped, tmp_path: Path, capsys, name: str) -> None:
+    (tmp_path / "a,b").mkdir()
+    with pytest.raises(SystemExit):
+        cli.main(["image", "run", "--mount", str(tmp_path / name)], equipped)
+    assert f"{name} is no folder, or has a comma" in capsys.readouterr().err
+
+
 def test_without_docker_no_image_is_built(bare: Machine, monkeypatch, capsys) -> None:
     monkeypatch.setattr(cli.child, "run", lambda command: pytest.fail("it ran"))
     assert cli.main(["image", "build"], bare) == 1

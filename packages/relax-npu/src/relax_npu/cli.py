@@ -90,7 +90,8 @@ def _image(chosen: argparse.Namespace, machine: Machine | None) -> int:
         # `--` before the command is a habit of many.
         command = chosen.command[chosen.command[:1] == ["--"] :] or ["bash"]
         typed = sys.stdin.isatty() and sys.stdout.isatty()
-        steps = (commands.run(dies, *command, image=chosen.image, machine=looked_at, terminal=typed),)
+        told = {"image": chosen.image, "machine": looked_at, "more": commands.binds(chosen.mount)}
+        steps = (commands.run(dies, *command, terminal=typed, **told),)
     return _carry_out(steps, chosen.dry_run)
 
 
@@ -177,6 +178,14 @@ def _parser() -> argparse.ArgumentParser:
     run = actions.add_parser("run", help="run a command in it")
     _add_dies(run, required=False)
     run.add_argument(
+        "--mount",
+        type=_folder,
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help="a folder of this machine for models, data or runs, there under the same path; again for more",
+    )
+    run.add_argument(
         "command", nargs=argparse.REMAINDER, help="the command and its arguments, behind all options (bash)"
     )
     for action in (build, check, run):
@@ -215,6 +224,15 @@ def _file(text: str) -> Path:
     path = Path(text)
     if not path.is_file():
         raise argparse.ArgumentTypeError(f"{text} is no file")
+    return path.resolve()
+
+
+def _folder(text: str) -> Path:
+    path = Path(text)
+    if not path.is_dir() or "," in str(path.resolve()):
+        raise argparse.ArgumentTypeError(
+            f"{text} is no folder, or has a comma in its path, which docker splits"
+        )
     return path.resolve()
 
 

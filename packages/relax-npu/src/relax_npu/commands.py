@@ -93,6 +93,11 @@ def run(
     return Step(name, (*fixed, *shared, *options, *more, image, *command))
 
 
+def binds(folders: Sequence[Path]) -> list[str]:
+    """Options of `docker run` that show folders of the host under their own paths, writable."""
+    return [part for one in folders for part in ("--mount", f"type=bind,source={one},target={one}")]
+
+
 def groups(machine: Machine, nodes: Sequence[str]) -> list[int]:
     """The groups that may use device files here: the image's user is in none of the host's by itself."""
     found = {machine.path(node).stat().st_gid for node in nodes if machine.exists(node)}
