@@ -21,20 +21,23 @@ DIES = [0, 1, 2, 3]
 
 
 def docker() -> argparse.ArgumentParser:
-    """The options of `docker build` and `docker run` that docker's own reference lists, of those in use."""
+    """The options of `docker buildx build` and `docker run` of docker's reference that are in use."""
     parser = argparse.ArgumentParser("docker", allow_abbrev=False)
     actions = parser.add_subparsers(dest="action", required=True)
-    build = actions.add_parser("build", allow_abbrev=False)
+    buildx = actions.add_parser("buildx", allow_abbrev=False).add_subparsers(dest="action", required=True)
+    build = buildx.add_parser("build", allow_abbrev=False)
+    build.add_argument("--load", action="store_true")
     for name in ("--file", "--tag"):
         build.add_argument(name, required=True)
     for name in ("--build-arg", "--secret"):
         build.add_argument(name, action="append", default=[])
     build.add_argument("context")
     run = actions.add_parser("run", allow_abbrev=False)
-    run.add_argument("--rm", action="store_true")
+    for name in ("--rm", "--init", "--interactive", "--tty"):
+        run.add_argument(name, action="store_true")
     for name in ("--network", "--shm-size"):
         run.add_argument(name)
-    for name in ("--device", "--volume", "--env"):
+    for name in ("--device", "--volume", "--env", "--group-add", "--mount"):
         run.add_argument(name, action="append", default=[])
     run.add_argument("image")
     run.add_argument("command", nargs=argparse.REMAINDER)
@@ -53,7 +56,7 @@ def inside(steps: tuple[commands.Step, ...]) -> list[list[str]]:
 
 def test_docker_takes_every_option(steps, root: Path) -> None:
     build, *runs = (docker().parse_args(step.command[1:]) for step in steps)
-    assert build.action == "build"
+    assert (build.action, build.load) == ("build", True)
     assert (root / build.context / build.file).is_file()
     for run in runs:
         assert (run.action, run.rm, run.network, run.shm_size) == ("run", True, "host", "200g")
