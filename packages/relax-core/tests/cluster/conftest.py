@@ -51,7 +51,8 @@ def same_results():
 def killing(monkeypatch):
     """Kills processes of a role during steps: `killing({2: ("engine", 0), 3: ("rank", 1)})`.
 
-    "stopped rank" stops one, as if it hung. A third entry waits so many seconds first, so that the process dies in the middle of something.
+    "stopped rank" stops one, as if it hung. A third entry waits so many seconds first, so that the process
+    dies in the middle of something.
     """
     killed = []
 

@@ -1,5 +1,6 @@
 """A Ray that runs already is joined by its address, and goes on when the run has ended."""
 
+import json
 import os
 import shutil
 import signal
@@ -18,6 +19,13 @@ from relax_core.run import RunDirectory
 # The token of these tests is that of Rays of the runs' own.
 NO_TOKEN = {"RAY_AUTH_MODE": "disabled"}
 START = "import sys; from ray.scripts.scripts import main; sys.argv[1:1] = ['start']; main()"
+
+
+def of_a_job(address):
+    """What Ray's job manager gives the command of a job that sets a variable which a run sets too."""
+    runtime_env = {"env_vars": {"PYTHONPATH": "/nowhere"}}
+    job = {"runtime_env": runtime_env, "metadata": {"job_submission_id": "raysubmit_test"}}
+    return {"RAY_ADDRESS": address, "RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(job)}
 
 
 class Head:
@@ -64,7 +72,7 @@ def heads():
         head.end()
 
 
-def test_a_joined_ray_gives_the_bits_of_one_process_and_goes_on(
+def test_a_job_of_a_ray_joins_it_gives_the_bits_of_one_process_and_leaves_it_running(
     small_run, finish, read_results, same_results, heads, tmp_path
 ):
     two = {"run": {"steps": 2, "name": "joined"}}
@@ -72,14 +80,13 @@ def test_a_joined_ray_gives_the_bits_of_one_process_and_goes_on(
     deadline = time.monotonic() + 300
     while True:
         recipe = tmp_path / "recipe.yaml"
-        recipe.write_text(
-            dump_config(small_run(**two, cluster={"mode": "ray", "address": heads[-1].address}))
-        )
+        recipe.write_text(dump_config(small_run(**two, cluster={"mode": "ray"})))
         runs = tmp_path / f"runs-{time.monotonic():.0f}"
         command = [
             sys.executable, "-m", "relax_core.cli.train", "--recipe", str(recipe), "--run.dir", str(runs)
         ]  # fmt: skip
-        run = subprocess.run(command, env=os.environ | NO_TOKEN, capture_output=True, text=True, check=False)
+        environment = os.environ | NO_TOKEN | of_a_job(heads[-1].address)
+        run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if run.returncode == 0:
             break
         assert "no Ray answers there" in run.stderr + run.stdout

@@ -3,6 +3,7 @@
 import os
 import platform
 from collections.abc import Iterator
+from importlib.metadata import version
 from importlib.util import find_spec
 
 from relax_core.run.summary import installed_versions
@@ -11,16 +12,27 @@ from relax_core.run.summary import installed_versions
 def doctor_lines() -> Iterator[str]:
     """Versions, devices and upstream corrections, as lines for a person."""
     yield "Versions"
-    for name, version in installed_versions().items():
-        yield f"  {name:<16}{version}"
+    for name, found in installed_versions().items():
+        yield f"  {name:<16}{found}"
     yield "Devices"
     yield from (f"  {line}" for line in _devices())
+    yield "Cluster"
+    yield f"  {_jobs()}"
     yield "Environment"
     for name in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES"):
         yield f"  {name:<26}{os.environ.get(name, 'not set')}"
     for name in ("WANDB_API_KEY", "HF_TOKEN"):
         yield f"  {name:<26}{'set' if os.environ.get(name) else 'not set'}"
     yield from _corrections()
+
+
+def _jobs() -> str:
+    if find_spec("aiohttp_cors") is None:
+        return (
+            "ray   without the server that takes `ray job submit`: pip install "
+            f"'ray[default]=={version('ray')}' where `ray start --head` runs"
+        )
+    return "ray   a Ray started here takes `ray job submit`"
 
 
 def _devices() -> Iterator[str]:

@@ -23,8 +23,9 @@ class ClusterConfig(Section):
     )
     address: str | None = setting(
         None,
-        "Address of a Ray cluster to join, such as auto or host:6379; null starts a Ray of the run's own on "
-        "this machine and ends it with the run.",
+        "Address of a Ray cluster to join, such as auto or host:6379; null joins the one that RAY_ADDRESS "
+        "names, as in a job of Ray, or starts a Ray of the run's own on this machine and ends it with the "
+        "run.",
         min_length=1,
     )
     trainer_ranks: int = setting(

@@ -17,6 +17,23 @@ _OWN = {
     "RAY_prestart_worker_first_driver": "0",
 }
 
+_ADDRESS = "RAY_ADDRESS"
+
+_log = logging.getLogger(__name__)
+
+
+def with_address(config: ClusterConfig) -> ClusterConfig:
+    """`config` with the address that Ray's own variable names, as in a job of Ray, where it has none.
+
+    Raises:
+        ValueError: what is set for a Ray of the run's own is not for one that is joined.
+    """
+    address = os.environ.get(_ADDRESS)
+    if config.address is not None or not address:
+        return config
+    _log.info("%s is %s: that Ray is joined", _ADDRESS, address)
+    return ClusterConfig(**{**config.model_dump(), "address": address})
+
 
 def set_environment(config: ClusterConfig) -> None:
     """Sets what the user has not set; called before Ray is imported, which keeps what it has read.

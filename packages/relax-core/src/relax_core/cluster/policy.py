@@ -303,7 +303,8 @@ class RayPolicy:
             ) from died
         base = self._journal.base
         _log.warning(
-            "a trainer rank died or hangs (%s): the trainer starts again from %s and repeats %d optimizer steps",
+            "a trainer rank died or hangs (%s): the trainer starts again from %s and repeats %d optimizer "
+            "steps",
             died, "the run's first weights" if base is None else base.name, len(self._journal),
         )  # fmt: skip
         self._journal.withdraw()

@@ -63,7 +63,8 @@ def open_ray(config: ClusterConfig, *, cpus: int, weight_bytes: int) -> Iterator
         return
     try:
         _require_listener(config.address)
-        with signals_kept():
+        # In a job of Ray what the job has shipped stays; a PYTHONPATH that it set is in this process's own.
+        with signals_kept(), _environment(RAY_OVERRIDE_JOB_RUNTIME_ENV="1"):
             ray.init(address=config.address, runtime_env={"env_vars": {"PYTHONPATH": path}}, **options)
     except (OSError, RuntimeError, ValueError) as error:
         raise ClusterError(
@@ -130,7 +131,7 @@ def _joined_late(folder: Path, port: int, options: dict[str, Any], deadline: flo
 
 
 def _joined(address: str, options: dict[str, Any], deadline: float) -> bool:
-    """Whether Ray could be joined until then: where its server is gone or silent `ray.init` asks for hours."""
+    """Whether Ray could be joined until then; where its server is silent `ray.init` asks for hours."""
     outcome: list[BaseException | None] = []
 
     def join() -> None:

@@ -77,8 +77,9 @@ def _open_session(config: RelaxConfig) -> AbstractContextManager[Session[Any]]:
         from relax_core.loop.launched import open_launched_session
 
         return open_launched_session(config)
-    from relax_core.cluster.environment import set_environment
+    from relax_core.cluster.environment import set_environment, with_address
 
+    config = config.model_copy(update={"cluster": with_address(config.cluster)})
     set_environment(config.cluster)
     from relax_core.cluster.session import open_cluster_session
 
