@@ -25,7 +25,7 @@ from relax_core.data.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-_CHUNK_ROWS = 256
+_CHUNK_ROWS = 64
 
 E = TypeVar("E", bound=Example)
 
