@@ -2,9 +2,11 @@
 
 import asyncio
 import random
+from itertools import count
 
 import pytest
 from ray.exceptions import RayActorError
+from relax_core.cluster import engines as engines_module
 from relax_core.cluster.engines import EngineGroup
 from relax_core.cluster.errors import ClusterError, EnginesLostError, WeightsGoneError
 from relax_rollout import (
@@ -518,3 +520,27 @@ def test_whoever_dies_or_hangs_whenever_every_request_is_answered_once_under_one
             Engine._generate = before
 
     asyncio.run(asyncio.wait_for(go(), 60))
+
+
+@pytest.mark.parametrize("sampling", [False, True])
+def test_an_update_is_exposed_while_nothing_samples_or_while_engines_are_asked(monkeypatch, sampling):
+    host = Host()
+
+    async def go():
+        tasks = [asyncio.create_task(host.group.generate(requests(5)))] if sampling else []
+        while sampling and not host.log:
+            await asyncio.sleep(0)
+        # A clock that goes a second each time somebody looks: every call takes one.
+        monkeypatch.setattr(engines_module.time, "perf_counter", lambda seconds=count(): float(next(seconds)))
+        await host.group.begin_update(1)
+        await host.group.load_shared("one")
+        await host.group.load_shared("two")
+        await host.group.end_update()
+        monkeypatch.undo()
+        for engine in host.engines.values():
+            engine.gate.set()
+        await asyncio.gather(*tasks)
+
+    asyncio.run(go())
+    assert host.group.exposed(10.0) == (4.0 if sampling else 10.0)
+    assert host.group.exposed(3.0) == 3.0

@@ -24,6 +24,7 @@ def test_the_fields_are_those_of_a_run_worked_by_hand():
             time={
                 "phases": {"rollout": 2.0, "train": 3.0, "logprob": 1.0},
                 "peak_rss_gib": 1.0 + (step == 5),
+                "update_exposed": 0.5 * (step % 2),
             },
         )
         for step in range(1, 21)
@@ -41,6 +42,7 @@ def test_the_fields_are_those_of_a_run_worked_by_hand():
         "wall_s": 12.5,
         "train_tokens_per_s": 25.0,
         "rollout_tokens_per_s": 20.0,
+        "update_exposed_s": 0.25,
         "peak_rss_gib": 2.0,
         "logprob_gap_max": 0.001,
         "seed": 3,
@@ -60,6 +62,7 @@ def test_what_was_not_measured_is_none():
         "reward_first",
         "reward_last",
         "train_tokens_per_s",
+        "update_exposed_s",
         "logprob_gap_max",
     )
     assert {found[name] for name in names} == {None}

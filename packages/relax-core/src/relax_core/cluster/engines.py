@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -115,6 +117,7 @@ class EngineGroup:
         self._failure: ClusterError | None = None
         self._closed = False
         self.again: Again | None = None
+        self._update_s, self._sampled = 0.0, False
 
     async def open(self) -> list[int]:
         """Waits until every engine is ready; their process ids. From here on they are watched."""
@@ -356,9 +359,10 @@ class EngineGroup:
         self._coming.stored = False
         try:
             live = [member for member in self._updated if member.live]
-            answers = await asyncio.gather(
-                *(self._each("load_packed", parts[m.number], among=[m]) for m in live),
-            )
+            with self._busy():
+                answers = await asyncio.gather(
+                    *(self._each("load_packed", parts[m.number], among=[m]) for m in live),
+                )
             if broadcast and not all(answers):
                 raise TransferError("an engine died while weights were broadcast")
         except BaseException:
@@ -371,12 +375,14 @@ class EngineGroup:
 
     async def begin_update(self, version: int, kept: Collection[str] = ()) -> Mapping[str, str]:
         """See `RolloutEngine.begin_update`."""
+        self._update_s, self._sampled = 0.0, any(member.requests for member in self._members)
         while True:
             await self._live_member()
             if self._coming is None:
                 await self._updating.acquire()
             self._coming = _Weights(version, tuple(kept))
-            answers = await self._each("begin_update", version, self._coming.kept)
+            with self._busy():
+                answers = await self._each("begin_update", version, self._coming.kept)
             if answers:
                 break
             self._drop_update()
@@ -393,7 +399,8 @@ class EngineGroup:
         assert self._coming is not None, "no update is open"
         self._coming.buckets.append(bucket)
         try:
-            await self._each("load", bucket, among=self._updated)
+            with self._busy():
+                await self._each("load", bucket, among=self._updated)
         except BaseException:
             self._drop_update()
             raise
@@ -402,7 +409,8 @@ class EngineGroup:
         """See `RolloutEngine.end_update`; the digests are the same in every engine, or it is refused."""
         assert self._coming is not None, "no update is open"
         try:
-            answers = await self._each("end_update", among=self._updated)
+            with self._busy():
+                answers = await self._each("end_update", among=self._updated)
             for member, digests in answers[1:]:
                 if digests != answers[0][1]:
                     names = sorted(n for n in digests if digests[n] != answers[0][1].get(n))
@@ -420,6 +428,19 @@ class EngineGroup:
         finally:
             self._drop_update()
         return self._serving.digests
+
+    @contextmanager
+    def _busy(self) -> Iterator[None]:
+        """The engines are asked for something of an update, and do not sample meanwhile."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._update_s += time.perf_counter() - began
+
+    def exposed(self, seconds: float) -> float:
+        """Of the seconds that the last update took, those at most in which no engine sampled."""
+        return min(seconds, self._update_s) if self._sampled else seconds
 
     def _drop_update(self) -> None:
         if self._coming is not None:

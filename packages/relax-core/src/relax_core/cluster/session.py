@@ -81,7 +81,7 @@ def _open_rollout(config: RelaxConfig, engines: EngineGroup, shared: int) -> Ite
         runner.run(engines.open())
         training = partial(_training, config.cluster, engines, runner, shared)
         try:
-            yield Rollout(engines, rewards, runner, environment, training)
+            yield Rollout(engines, rewards, runner, environment, training, engines.exposed)
         finally:
             runner.run(engines.close())
 

@@ -3,6 +3,7 @@
 Axes: N completions of a batch, L tokens of one sequence.
 """
 
+import time
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -151,7 +152,9 @@ class RlLoop:
         if "logprob_gap_mean" in metrics:
             check_gap(step, metrics, self._config.rollout)
         with self._recorder.phase("update"):
+            began = time.perf_counter()
             self._serve(step)
+            self._recorder.update_exposed = self._rollout.exposed(time.perf_counter() - began)
         counts: dict[str, float] = {"groups_dropped": batch.dropped, "rollout_tokens": batch.tokens}
         if self._ahead or self._config.rollout.early_abort == "continue":
             counts |= staleness_metrics(batch.groups, step)

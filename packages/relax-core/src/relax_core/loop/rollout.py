@@ -46,6 +46,7 @@ class Rollout:
         environment: makes what answers the model in a completion; None where nothing does.
         training: entered while the policy trains; takes the engine's memory meanwhile where both share
             devices.
+        exposed: of the seconds that the last weight update took, those in which nothing was sampled either.
     """
 
     engine: RolloutEngine
@@ -53,6 +54,7 @@ class Rollout:
     runner: Runner
     environment: EnvironmentFactory | None = None
     training: Callable[[], AbstractContextManager[None]] = field(default=nullcontext)
+    exposed: Callable[[float], float] = field(default=lambda seconds: seconds)
 
 
 @contextmanager

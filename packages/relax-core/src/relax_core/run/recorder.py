@@ -68,6 +68,8 @@ class Recorder:
         self._console = console
         self._trace: Trace | None = None
         self._step_began = 0.0
+        self.update_exposed: float | None = None
+        """Seconds of the next step's weight update in which neither trainer nor engine did anything else."""
         self.peak_flops: float | None = None
         """Operations a second that the trainer's devices could do; with it a step's times hold `mfu`."""
 
@@ -165,6 +167,9 @@ class Recorder:
         }
         if total > 0 and "train_tokens" in numbers:
             times["tokens_per_s"] = round(numbers["train_tokens"] / total, 3)
+        if self.update_exposed is not None:
+            times["update_exposed"] = round(self.update_exposed, 6)
+            self.update_exposed = None
         trained = phases.get("train", 0.0)
         if self.peak_flops and trained > 0 and "train_flops" in numbers:
             times["mfu"] = round(numbers["train_flops"] / trained / self.peak_flops, 5)

@@ -50,6 +50,8 @@ def summarize(
         steps, wall_s, seed, versions.
         train_tokens_per_s: tokens per second of the phases `logprob` and `train`.
         rollout_tokens_per_s: tokens per second of the phase `rollout`.
+        update_exposed_s: seconds of a step, on average, in which a weight update kept trainer and engine from
+            all else.
         peak_rss_gib: the largest of any part of the run.
         logprob_gap_max: over all steps.
     """
@@ -68,6 +70,7 @@ def summarize(
         "wall_s": wall_s,
         "train_tokens_per_s": _rate(steps, "train_tokens", ("logprob", "train")),
         "rollout_tokens_per_s": _rate(steps, "rollout_tokens", ("rollout",)),
+        "update_exposed_s": _mean(_times(steps, "update_exposed")),
         "peak_rss_gib": max([peak_rss_gib, *_times(records, "peak_rss_gib")]),
         "logprob_gap_max": max(_numbers(steps, "logprob_gap_max"), default=None),
         "seed": seed,

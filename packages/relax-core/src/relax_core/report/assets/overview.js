@@ -7,6 +7,7 @@ const FACTS = [
   ["Wall time", (s) => known(s.wall_s, duration)],
   ["Training", (s) => known(s.train_tokens_per_s, format, "tokens/s")],
   ["Sampling", (s) => known(s.rollout_tokens_per_s, format, "tokens/s")],
+  ["Weight update", (s) => known(s.update_exposed_s, format, "s of a step exposed")],
   ["Peak memory", (s) => known(s.peak_rss_gib, format, "GiB")],
   ["Largest log-prob gap", (s) => known(s.logprob_gap_max, format, "nats")],
   ["Seed", (s) => known(s.seed, String)],
