@@ -9,6 +9,7 @@ import pytest
 from relax_core.config import load_config
 from relax_core.plan import DEVICES, Workload, plan
 from relax_core.plan.page import render_plan
+from relax_core.plan.shapes import published
 from relax_core.plan.text import plan_lines, plan_values
 from relax_core.plan.workload import spread
 
@@ -74,30 +75,62 @@ def test_what_does_not_fit_is_refused_with_what_would():
     (problem,) = made.problems
     assert problem.path == ("sglang", "memory_fraction")
     assert "910c-die has 59.0 GiB" in problem.message
+    assert problem.given == "0.6"
+    assert problem.allowed.startswith(f"at most {problem.nearest}, ")
     assert not made.fits
-    most = float(problem.allowed.split("at most ")[1].split(",")[0])
-    assert planned(NPU, "--sglang.memory_fraction", str(most)).fits, "what is proposed works"
+    assert planned(NPU, "--sglang.memory_fraction", problem.nearest).fits, "what is proposed works"
+    more = str(round(float(problem.nearest) + 0.01, 2))
+    assert not planned(NPU, "--sglang.memory_fraction", more).fits, "and is the nearest"
 
 
 def test_an_engine_without_room_for_a_sequence_is_refused():
     (problem,) = planned(NPU, "--sglang.memory_fraction", "0.3").problems
     assert "no room for the keys and values" in problem.message
-    assert "a larger share" in problem.allowed
+    assert problem.allowed.startswith(f"at least {problem.nearest}, ")
 
 
-@pytest.mark.parametrize(
-    ("flags", "field"),
-    [
-        (("--trainer.recompute", "none", "--trainer.micro_batch_tokens", "131072"), "trainer.recompute"),
-        (("--trainer.moment_precision", "fp32", "--trainer.gradient_precision", "fp32", "--trainer.recompute",
-          "full"), "trainer.moment_precision"),
-    ],
-)  # fmt: skip
-def test_a_trainer_that_does_not_fit_is_told_what_takes_less(flags, field):
-    made = plan(load_config("qwen35-35b-a3b-sft-mtp-8xnpu", flags))
-    (problem,) = made.problems
+NOT_FITTING = [
+    (NPU, "sglang.memory_fraction=0.6", None, "sglang.memory_fraction"),
+    (NPU, "sglang.memory_fraction=0.3", None, "sglang.memory_fraction"),
+    (NPU, "trainer.recompute=none trainer.micro_batch_tokens=65536", None, "trainer.recompute"),
+    # Nothing is computed again as it is: shorter rows.
+    (NPU, "trainer.micro_batch_tokens=1000000", None, "trainer.micro_batch_tokens"),
+    ("qwen35-35b-a3b-sft-mtp-8xnpu", "trainer.moment_precision=fp32 trainer.gradient_precision=fp32", None,
+     "trainer.moment_precision"),
+    # Weights, not rows: a change of rows would not help, and more ranks do.
+    ("qwen35-9b-mtp-1xcuda", "", "h100", "parallel.tensor"),
+    ("qwen35-35b-a3b-8xcuda", "", "h100", "sglang.memory_fraction"),
+    ("math-rl", "", "910c-die", "trainer.gradient_precision"),
+    # Everything is too large on one device: many settings together.
+    ("math-rl", "model.path=Qwen/Qwen3.5-35B-A3B", None, "sglang.memory_fraction"),
+    # An engine of one die cannot hold the weights.
+    ("qwen35-35b-a3b-16xnpu-thd", "sglang.tensor=1", None, "sglang.tensor"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("recipe", "text", "device", "field"), NOT_FITTING, ids=str)
+def test_whatever_does_not_fit_the_nearest_that_is_named_does(recipe, text, device, field):
+    given = dict(word.split("=") for word in text.split())
+
+    def with_flags(settings):
+        return planned(recipe, *(f"--{name}={value}" for name, value in settings.items()), device=device)
+
+    (problem,) = with_flags(given).problems
     assert ".".join(problem.path) == field
-    assert problem.allowed
+    assert problem.given is not None
+    assert "GiB" in problem.message or "no room" in problem.message
+    words = f"--{field} {problem.nearest}".split()
+    nearest = {name.removeprefix("--"): value for name, value in zip(words[::2], words[1::2], strict=True)}
+    assert with_flags(given | nearest).problems == ()
+
+
+def test_what_no_change_fits_is_said_to_need_larger_devices(tmp_path):
+    facts = published()["Qwen3.5-35B-A3B"]
+    text = {**facts["text_config"], "hidden_size": 2048 * 64, "moe_intermediate_size": 512 * 64}
+    (tmp_path / "config.json").write_text(json.dumps({**facts, "text_config": text}))
+    (problem,) = planned("math-rl", "--model.path", str(tmp_path)).problems
+    assert problem.allowed.startswith("devices with more memory")
+    assert problem.nearest is None
 
 
 def test_the_models_sizes_are_checked_before_anything_is_reckoned():
@@ -108,7 +141,7 @@ def test_the_models_sizes_are_checked_before_anything_is_reckoned():
 
 
 def test_a_checkpoints_own_config_wins_over_the_table(tmp_path):
-    from relax_core.plan.shapes import model_facts, published
+    from relax_core.plan.shapes import model_facts
 
     facts = published()["Qwen3.5-9B"]
     folder = tmp_path / "Qwen3.5-9B"

@@ -1,6 +1,6 @@
 """`plan`: from settings, sizes and a table of devices to memory and time. No device is touched."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import ceil
 from typing import Any
@@ -11,9 +11,10 @@ from relax_core.loop.update_path import expected_path
 from relax_core.model.config import Qwen35Config
 from relax_core.model.vision.config import VisionConfig
 from relax_core.plan.devices import DEFAULTS, DeviceSpec, device_spec
-from relax_core.plan.devices_used import devices_used, memory_problems
+from relax_core.plan.devices_used import devices_used
 from relax_core.plan.engine_memory import EnginePlan, plan_engine
 from relax_core.plan.engine_time import RolloutTime, rollout_time
+from relax_core.plan.remedy import Memory, memory_problems
 from relax_core.plan.result import Plan
 from relax_core.plan.shapes import model_facts
 from relax_core.plan.sizes import model_sizes, trained_model
@@ -58,7 +59,8 @@ def plan(
             engine = _engine(config, _engine_model(config, model, facts), spec, workload)
             rollout = _rollout(config, model, spec, workload, engine)
     uses = devices_used(config, model, spec, trainer, engine) if trainer else ()
-    problems += memory_problems(config, spec, uses, engine, workload)
+    if trainer is not None:
+        problems += memory_problems(config, spec, Memory(uses, engine), _reckon(found, facts, spec, workload))
     return Plan(
         recipe=recipe,
         model=config.model.path,
@@ -74,6 +76,28 @@ def plan(
         problems=tuple(problems),
         notes=tuple(_notes(config, spec, workload, rollout)),
     )
+
+
+def _reckon(
+    found: Qwen35Config, facts: Mapping[str, Any], spec: DeviceSpec, workload: Workload
+) -> Callable[[RelaxConfig], Memory | None]:
+    """What configs of the same samples take: a trainer is planned once for the same settings."""
+    trainers: dict[object, TrainerPlan] = {}
+
+    def reckon(config: RelaxConfig) -> Memory | None:
+        if shape_problems(config, found):
+            return None
+        model = trained_model(found, config)
+        sections = (config.trainer, config.parallel)
+        key = (config.cluster.trainer_ranks, *(section.model_dump_json() for section in sections))
+        if key not in trainers:
+            trainers[key] = _trainer(config, model, spec, workload)
+        engine = None
+        if workload.sequences:
+            engine = _engine(config, _engine_model(config, model, facts), spec, workload)
+        return Memory(devices_used(config, model, spec, trainers[key], engine), engine)
+
+    return reckon
 
 
 def _trainer(config: RelaxConfig, model: Qwen35Config, device: DeviceSpec, workload: Workload) -> TrainerPlan:
