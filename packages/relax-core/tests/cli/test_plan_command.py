@@ -41,6 +41,27 @@ def test_what_cannot_be_planned_is_refused(capsys, arguments, words):
     assert words in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"[]", "it holds a list, not names and values"),
+        (b"3", "it holds a int, not names and values"),
+        (b"{", "Expecting property name"),
+        (b"\xff\xfe", "can't decode byte"),
+        (b"[" * 100_000, "maximum recursion depth"),
+        (b'{"model_type": "llama"}', "model_type is 'llama'"),
+        (b'{"model_type": ["qwen3_5"], "text_config": []}', "model_type is ['qwen3_5']"),
+        (b'{"model_type": "qwen3_5", "text_config": []}', "must be positive integers"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_read_is_refused_in_words(capsys, tmp_path, content, words):
+    (tmp_path / "config.json").write_bytes(content)
+    assert main(["--plan", "--recipe", NPU, "--model.path", str(tmp_path)]) == 2
+    text = " ".join(capsys.readouterr().err.split())
+    assert "model.path = " in text
+    assert words in text
+
+
 def test_a_launch_runs_the_same_checks_first():
     with pytest.raises(ConfigError) as caught:
         refuse_unready(load_config("quickstart", ["--mtp.layers", "3"]))

@@ -1,12 +1,16 @@
 """Every rule of the registry is seen to refuse, with field, limit and what would work."""
 
+from time import process_time
+
 import pytest
 from relax_core.config import ConfigError, load_config
 from relax_core.config.checks import CHECKS
+from relax_core.config.root import RelaxConfig
 from relax_core.config.rules import RULES
 from relax_core.config.rules.shapes import SHAPE_RULES, shape_problems
 from relax_core.model.config import Qwen35Config
-from relax_core.plan.shapes import published
+from relax_core.plan import plan
+from relax_core.plan.shapes import model_facts, published
 
 NPU = "qwen35-9b-mtp-8xnpu-thd"
 MOE = "qwen35-35b-a3b-16xnpu-thd"
@@ -14,7 +18,8 @@ SFT = "quickstart-sft"
 QUICK = "quickstart"
 GPU = "qwen35-9b-mtp-1xcuda"
 
-# Rule, recipe, flags, the field that is refused, words of the limit, the nearest that works.
+# Rule, recipe, flags, the field that is refused, words of the limit, the nearest that works; None leaves it to
+# `test_the_nearest_that_a_rule_names_works`.
 CASES = [
     ("the-budget-holds-the-longest-sample", NPU, "trainer.micro_batch_tokens=8192",
      "trainer.micro_batch_tokens", "at least 10240", "10240"),
@@ -23,6 +28,8 @@ CASES = [
     ("documents-are-fine-tuned-on", QUICK, "data.text_key=text", "data.text_key", "algorithm.name sft", None),
     ("every-replica-has-samples", NPU, "rollout.prompts_per_step=8 rollout.samples_per_prompt=2 "
      "cluster.trainer_ranks=128", "cluster.trainer_ranks", "at most 64", "64"),
+    ("a-step-has-a-bounded-number-of-samples", QUICK, "rollout.prompts_per_step=60000",
+     "rollout.prompts_per_step", "at most 16384", "16384"),
     ("rows-are-longer-than-their-padding", "qwen35-9b-cp-16xnpu",
      "trainer.micro_batch_tokens=16 data.max_tokens=4 rollout.max_new_tokens=8",
      "trainer.micro_batch_tokens", "at least 32", "32"),
@@ -45,7 +52,7 @@ CASES = [
     ("a-way-to-more-drafts-needs-their-number", QUICK, "mtp.init=copy", "mtp.init", "null", None),
     ("drafts-keep-up-with-the-trunk", NPU, "mtp.loss_coefficient=0", "rollout.draft_tokens", "0, or", None),
     ("server-settings-have-servers", QUICK, "sglang.memory_fraction=0.5", "sglang.memory_fraction",
-     "its default None", None),
+     "its default null", "null"),
     ("hybrid-models-keep-no-radix-cache-on-npu", NPU, "sglang.radix_cache=true", "sglang.radix_cache",
      "false", None),
     ("attention-is-the-devices", NPU, "sglang.attention=flashinfer", "sglang.attention", "ascend", "ascend"),
@@ -143,7 +150,7 @@ def test_a_rule_over_settings_refuses(rule, recipe, text, field, limit, near):
     (found,) = [check for check in CHECKS if check.id == rule]
     named = [p for p in caught.value.problems if ".".join(p.path) == field]
     assert named, f"{rule} is silent; others say {caught.value}"
-    assert any(limit in (p.allowed or "") and p.nearest == near and p.message for p in named), named
+    assert any(limit in (p.allowed or "") and near in (None, p.nearest) and p.message for p in named), named
     assert found.rule.__doc__ is None or found.rule.__doc__.strip().endswith(".")
 
 
@@ -155,11 +162,76 @@ def test_a_rule_over_the_models_sizes_refuses(rule, recipe, text, field, limit, 
     named = [p for p in found.rule(config, model) if ".".join(p.path) == field]
     assert len(named) == 1, f"{rule} is silent"
     assert limit in named[0].allowed
-    assert named[0].nearest == near
+    assert near in (None, named[0].nearest)
     assert named[0].given is not None
     assert any(p.path == named[0].path for p in shape_problems(config, model))
     assert found.rule(load_config(recipe), model) is not None
     assert list(found.rule(load_config(recipe), model)) == [], "the recipe itself is fine"
+
+
+# What only the user knows: a teacher, a folder that all hosts see.
+UNKNOWN = {"teacher.path", "teacher.urls", "rollout.update_folder"}
+
+
+def with_nearest(recipe, text):
+    """Applies the nearest of every problem, and of what these lead to, until none is left."""
+    given = dict(word.split("=", 1) for word in text.split())
+    for _ in range(6):
+        try:
+            config = load_config(recipe, [f"--{name}={value}" for name, value in given.items()])
+        except ConfigError as error:
+            problems = error.problems
+        else:
+            problems = shape_problems(config, Qwen35Config.from_hf(model_facts(config.model.path)))
+        if not problems:
+            return given
+        for problem in problems:
+            field = ".".join(problem.path)
+            assert problem.given is not None, f"{field}: what was given is missing"
+            assert problem.allowed, f"{field}: the limit is missing"
+            if field in UNKNOWN:
+                return given
+            assert problem.nearest is not None, f"{field}: {problem.message}: nothing that works is named"
+            words = f"--{field} {problem.nearest}".replace("=", " ")
+            for flag in words.split("--")[1:]:
+                name, value = flag.strip().split(" ", 1)
+                given[name] = value
+    raise AssertionError(f"the nearest of {recipe} with {text} lead to {given}, which is refused: {problems}")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "text"), [case[1:3] for case in (*CASES, *SHAPE_CASES)], ids=lambda part: str(part)[:60]
+)
+def test_the_nearest_that_a_rule_names_works(recipe, text):
+    with_nearest(recipe, text)
+
+
+def out_of_range(flag):
+    """What is refused of a single number, and whether anything is."""
+    try:
+        config = load_config(NPU, [flag])
+    except ConfigError as error:
+        return [problem for problem in error.problems if problem.message == "not allowed"], None
+    return [], config
+
+
+@pytest.mark.parametrize("name", RelaxConfig.model_fields)
+def test_numbers_beyond_their_range_are_told_its_end_and_none_makes_a_plan_run_away(name):
+    for field, info in type(getattr(load_config(NPU), name)).model_fields.items():
+        types = {
+            part.strip() for part in str(getattr(info.annotation, "__name__", info.annotation)).split("|")
+        }
+        for value in (10**12, -1) if types & {"int", "float"} else ():
+            problems, config = out_of_range(f"--{name}.{field}={value}")
+            for problem in problems:
+                assert problem.allowed
+                assert problem.nearest is not None or types & {"float"}, problem
+                if problem.nearest is not None:
+                    assert out_of_range(f"--{name}.{field}={problem.nearest}")[0] == []
+            started = process_time()
+            if config is not None:
+                plan(config)
+            assert process_time() - started < 20, f"{name}.{field} {value} makes a plan run away"
 
 
 def test_every_rule_of_the_registry_has_a_case_and_there_are_many():

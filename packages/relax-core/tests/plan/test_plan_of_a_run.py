@@ -154,6 +154,12 @@ def test_a_checkpoints_own_config_wins_over_the_table(tmp_path):
     assert small.parameters < planned().parameters
 
 
+def test_a_device_that_the_settings_do_not_name_is_said_to_stand_in():
+    assert any("assumed: h200s, for run.device cpu" in note for note in planned("quickstart").notes)
+    assert not any("run.device" in note for note in planned("quickstart", device="h100").notes)
+    assert not any("run.device" in note for note in planned().notes)
+
+
 def test_drafts_pay_where_reading_weights_takes_the_time():
     made = planned()
     talk = made.rollout.speculation

@@ -29,9 +29,9 @@ class ClusterConfig(Section):
         min_length=1,
     )
     trainer_ranks: int = setting(
-        1, "Processes that train one model together; parallel says how.", unit="ranks", ge=1
+        1, "Processes that train one model together; parallel says how.", unit="ranks", ge=1, le=16_384
     )
-    engines: int = setting(1, "Engines, each a process that samples.", unit="engines", ge=1)
+    engines: int = setting(1, "Engines, each a process that samples.", unit="engines", ge=1, le=16_384)
     max_staleness: int = setting(
         1,
         "Versions that the weights which drew a completion's first token may be older than those trained; "

@@ -8,6 +8,7 @@ from relax_core.algorithms.config import AlgorithmConfig
 from relax_core.cluster.config import ClusterConfig
 from relax_core.config.problems import Problem
 from relax_core.config.rules import RULES, Check
+from relax_core.config.yaml_text import show
 from relax_core.data.config import DataConfig
 from relax_core.device.parallel import ParallelConfig
 from relax_core.loop.config import (
@@ -53,6 +54,7 @@ def _warmup_fits(trainer: TrainerConfig, run: RunConfig) -> Iterator[Problem]:
             f"optimizer steps make {updates}",
             given=str(trainer.warmup_steps),
             allowed=f"an integer, at most {updates - 1}",
+            nearest=str(updates - 1),
         )
 
 
@@ -72,6 +74,7 @@ def _batch_can_be_split(
             f"a batch of {name} = {count} cannot be split into more parts",
             given=str(trainer.optimizer_steps_per_batch),
             allowed=f"an integer, at most {count}",
+            nearest=str(count),
         )
 
 
@@ -84,6 +87,7 @@ def _group_gives_a_signal(algorithm: AlgorithmConfig, rollout: RolloutConfig) ->
             f"algorithm {algorithm.name} compares the completions of one prompt",
             given=str(rollout.samples_per_prompt),
             allowed=f"an integer, at least {least}",
+            nearest=str(least),
         )
 
 
@@ -95,6 +99,7 @@ def _policy_is_sampled(algorithm: AlgorithmConfig, rollout: RolloutConfig) -> It
             "at temperature 0 the completions of a prompt are all equal, and nothing is learnt",
             given="0.0",
             allowed="a number, above 0",
+            nearest="1",
         )
 
 
@@ -106,6 +111,7 @@ def _evaluation_has_rows(evaluation: EvalConfig, data: DataConfig) -> Iterator[P
             "there are no held-out rows: set data.eval_path, data.eval_fraction or eval.sets",
             given=str(evaluation.every),
             allowed="0 without held-out rows",
+            nearest="0",
         )
 
 
@@ -122,7 +128,8 @@ def _ranks_hold_whole_models(cluster: ClusterConfig, parallel: ParallelConfig) -
             + ("; one process holds one rank" if cluster.mode == "inline" else ""),
             given=str(cluster.trainer_ranks),
             allowed=f"a multiple of {size}, with cluster.mode ray or under torchrun",
-            nearest=str(size * max(1, round(cluster.trainer_ranks / size))),
+            nearest=f"{max(1, round(cluster.trainer_ranks / size)) * size}"
+            + (" --cluster.mode ray" if cluster.mode == "inline" else ""),
         )
 
 
@@ -137,6 +144,7 @@ def _only_sampling_can_run_ahead(cluster: ClusterConfig, algorithm: AlgorithmCon
                 f"algorithm {algorithm.name} samples nothing",
                 given=str(getattr(cluster, name)),
                 allowed=str(idle),
+                nearest=str(idle),
             )
 
 
@@ -149,8 +157,9 @@ def _only_samples_are_passed(evaluation: EvalConfig, algorithm: AlgorithmConfig)
             yield Problem(
                 ("eval", name),
                 f"algorithm {algorithm.name} samples nothing; it is evaluated on data.eval_path",
-                given=str(getattr(evaluation, name)),
+                given=show(getattr(evaluation, name)),
                 allowed="nothing",
+                nearest=show(type(evaluation).model_fields[name].default),
             )
 
 
@@ -162,6 +171,7 @@ def _stale_samples_are_corrected(cluster: ClusterConfig, algorithm: AlgorithmCon
             f"with placement {cluster.placement} completions are of older weights; nothing corrects for it",
             given="none",
             allowed="truncated or icepop",
+            nearest="truncated",
         )
 
 
@@ -180,6 +190,7 @@ def _streams_sample_no_more_than_is_trained(
                 "on while the trainer trains",
                 given=str(given),
                 allowed=f"{idle}, or cluster.placement colocate",
+                nearest=show(type(rollout).model_fields[name].default),
             )
 
 
@@ -192,6 +203,7 @@ def _partial_rollouts_are_corrected(rollout: RolloutConfig, algorithm: Algorithm
             "for it",
             given="none",
             allowed="truncated or icepop",
+            nearest="truncated",
         )
 
 
@@ -203,6 +215,7 @@ def _documents_are_fine_tuned_on(algorithm: AlgorithmConfig, data: DataConfig) -
             f"algorithm {algorithm.name} needs prompts, and documents have none",
             given=data.text_key,
             allowed="null, or algorithm.name sft",
+            nearest="null",
         )
 
 
@@ -214,6 +227,7 @@ def _environments_need_conversations(environment: EnvironmentConfig, data: DataC
             "replies are rendered through the chat template",
             given="false",
             allowed="true, or environment.name null",
+            nearest="true",
         )
 
 
@@ -225,6 +239,7 @@ def _reference_is_read(algorithm: AlgorithmConfig, model: ModelSettings) -> Iter
             "without a KL no reference policy is needed",
             given=model.reference_path,
             allowed="null, or set algorithm.kl_loss_coef or algorithm.kl_reward_coef",
+            nearest="null",
         )
 
 
@@ -237,6 +252,7 @@ def _on_policy_alone(algorithm: AlgorithmConfig, trainer: TrainerConfig) -> Iter
             "that sampled it",
             given=str(trainer.optimizer_steps_per_batch),
             allowed="1",
+            nearest="1",
         )
 
 
@@ -249,6 +265,7 @@ def _groups_are_filtered(algorithm: AlgorithmConfig, rollout: RolloutConfig) -> 
             "with algorithm.reduction token_mean",
             given="false",
             allowed="true",
+            nearest="true",
         )
 
 
@@ -260,6 +277,7 @@ def _overlong_zone_fits(reward: RewardConfig, rollout: RolloutConfig) -> Iterato
             f"completions are cut at {rollout.max_new_tokens} tokens, and the zone lies before that",
             given=str(reward.overlong_tokens),
             allowed=f"an integer, at most {rollout.max_new_tokens}",
+            nearest=str(rollout.max_new_tokens),
         )
 
 
@@ -272,7 +290,8 @@ def _critic_is_trained(critic: CriticConfig, algorithm: AlgorithmConfig, run: Ru
                     ("critic", name),
                     f"algorithm {algorithm.name} has no critic",
                     given=str(getattr(critic, name)),
-                    allowed=f"{info.default}, or algorithm.name ppo",
+                    allowed=f"{show(info.default)}, or algorithm.name ppo",
+                    nearest=show(info.default),
                 )
     elif critic.warmup_steps >= run.steps:
         yield Problem(
@@ -280,6 +299,7 @@ def _critic_is_trained(critic: CriticConfig, algorithm: AlgorithmConfig, run: Ru
             f"the policy would not learn in any of the {run.steps} steps",
             given=str(critic.warmup_steps),
             allowed=f"an integer, at most {run.steps - 1}",
+            nearest=str(run.steps - 1),
         )
 
 
@@ -290,6 +310,7 @@ def _adapters_have_a_base(lora: LoraConfig, model: ModelSettings, mtp: MtpConfig
             "adapters adapt a checkpoint: what they are saved without is read from model.path again",
             given="true",
             allowed="false, or lora.rank 0",
+            nearest="false",
         )
     if lora.rank and mtp.only and not lora.drafts:
         yield Problem(
@@ -297,6 +318,7 @@ def _adapters_have_a_base(lora: LoraConfig, model: ModelSettings, mtp: MtpConfig
             "with adapters nothing else is trained, and the draft layers have none",
             given="true",
             allowed="false, or lora.drafts true, or lora.rank 0",
+            nearest="false",
         )
     if lora.rank and lora.drafts and mtp.loss_coefficient == 0:
         yield Problem(
@@ -304,6 +326,7 @@ def _adapters_have_a_base(lora: LoraConfig, model: ModelSettings, mtp: MtpConfig
             "mtp.loss_coefficient is 0: nothing would train the draft layers' adapters",
             given="true",
             allowed="false, or mtp.loss_coefficient above 0",
+            nearest="false",
         )
 
 
@@ -324,6 +347,7 @@ def _teacher_is_there(
             f"algorithm {algorithm.name} has no teacher",
             given=teacher.path or ", ".join(teacher.urls),
             allowed="null" if teacher.path else "[]",
+            nearest="null" if teacher.path else "[]",
         )
     if teacher.urls and rollout.temperature != 1:
         yield Problem(
@@ -331,6 +355,7 @@ def _teacher_is_there(
             "servers give a teacher's log-probs at temperature 1, and the student's must be the same",
             given=str(rollout.temperature),
             allowed="1, or a teacher in the trainer (teacher.path)",
+            nearest="1",
         )
 
 

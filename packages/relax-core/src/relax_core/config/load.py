@@ -119,9 +119,20 @@ def _problem(
         return Problem(path, "a section holds settings, such as `name: value`", given, origin)
     if row is None:
         return Problem(path, message, given, origin)
-    near = nearest(str(given).strip('"'), row.choices) if row.choices else None
+    near = nearest(str(given).strip('"'), row.choices) if row.choices else _bound(detail)
     message = "must be finite" if detail["type"] == "finite_number" else "not allowed"
     return Problem(path, message, given, origin, row.allowed, near)
+
+
+def _bound(detail: ErrorDetails) -> str | None:
+    """The end of the range that a number lies beyond."""
+    limits = detail.get("ctx", {})
+    for name, inward in (("ge", 0), ("le", 0), ("gt", 1), ("lt", -1)):
+        limit = limits.get(name)
+        # Next to an end that does not belong to the range itself there is a number only among integers.
+        if limit is not None and (not inward or isinstance(limit, int)):
+            return show(limit + inward)
+    return None
 
 
 def _unknown(model: type[BaseModel], path: Path, given: str | None, origin: str | None) -> Problem:

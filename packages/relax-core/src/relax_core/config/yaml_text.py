@@ -164,6 +164,7 @@ def show(value: Any) -> str:
         if value and not _needs_quotes(value):
             return value
         return yaml.dump(value, Dumper=_Dumper, default_style='"', allow_unicode=True, width=10**6).strip()
+    value = list(value) if isinstance(value, tuple) else value
     if isinstance(value, dict | list):
         text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, sort_keys=False, width=10**6)
         return text.strip()

@@ -15,9 +15,11 @@ class RolloutConfig(Section):
     engine: Annotated[str, PluginName("relax_rollout.engines", "transformers")] = setting(
         "transformers", "Engine that samples."
     )
-    prompts_per_step: int = setting(32, "Prompts whose groups make one batch.", unit="prompts", ge=1)
+    prompts_per_step: int = setting(
+        32, "Prompts whose groups make one batch.", unit="prompts", ge=1, le=65_536
+    )
     samples_per_prompt: int = setting(
-        8, "Completions sampled for each prompt: the size of a group.", unit="completions", ge=1
+        8, "Completions sampled for each prompt: the size of a group.", unit="completions", ge=1, le=4096
     )
     max_new_tokens: int = setting(1024, "Length at which a completion is cut.", unit="tokens", ge=1)
     temperature: float = setting(1.0, "Sampling temperature; 0 takes the likeliest token.", ge=0)
@@ -264,7 +266,7 @@ class SftConfig(Section):
     """The batch of what learns from given completions (`algorithm.name: sft` or `dpo`)."""
 
     samples_per_step: int = setting(
-        64, "Conversations (sft) or pairs (dpo) that make one batch.", unit="samples", ge=1
+        64, "Conversations (sft) or pairs (dpo) that make one batch.", unit="samples", ge=1, le=131_072
     )
 
 

@@ -12,7 +12,7 @@ class MtpConfig(Section):
         0.1, "Weight of the draft layers' loss, shared equally by the depths; 0 leaves them untrained.", ge=0
     )
     layers: int | None = setting(
-        None, "Draft layers of the model; null takes those of the checkpoint's config.json.", ge=0
+        None, "Draft layers of the model; null takes those of the checkpoint's config.json.", ge=0, le=64
     )
     init: Literal["copy", "random", "truncate"] | None = setting(
         None,
@@ -25,6 +25,7 @@ class MtpConfig(Section):
         "checkpoint one depth.",
         unit="depths",
         ge=1,
+        le=64,
     )
     only: bool = setting(False, "Trains the draft layers alone: trunk, embedding and head stay as they are.")
     detach_embedding: bool = setting(True, "Keep the draft loss's gradient out of the token embedding.")

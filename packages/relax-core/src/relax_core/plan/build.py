@@ -45,7 +45,7 @@ def plan(
         UnknownModelError: the model's sizes cannot be found.
         UnsupportedModelError: the model cannot be trained.
     """
-    spec = device_spec(device or DEFAULTS.get(config.run.device, "h200"))
+    spec = device_spec(device or DEFAULTS.get(config.run.device, DEFAULTS["auto"]))
     facts = model_facts(config.model.path) if facts is None else facts
     found = Qwen35Config.from_hf(facts, vision=config.model.vision != "absent")
     workload = workload or Workload.of(config)
@@ -74,7 +74,7 @@ def plan(
         devices=uses,
         phases=_phases(config, model, spec, workload, trainer, rollout) if trainer else {},
         problems=tuple(problems),
-        notes=tuple(_notes(config, spec, workload, rollout)),
+        notes=(*_stand_in(config, spec, device), *_notes(config, spec, workload, rollout)),
     )
 
 
@@ -210,6 +210,16 @@ def _phases(
     beside = config.cluster.placement != "colocate"
     hidden = max(rollout.total, score + train) if beside else rollout.total + score + train
     return {**phases, "step": hidden + update}
+
+
+def _stand_in(config: RelaxConfig, spec: DeviceSpec, asked: str | None) -> tuple[str, ...]:
+    """Says so where the device planned on is not the one that the run names."""
+    if asked is not None or config.run.device in ("cuda", "npu"):
+        return ()
+    return (
+        f"assumed: {spec.name}s, for run.device {config.run.device} names no device of the plan's table; "
+        "--plan-device takes another",
+    )
 
 
 def _notes(

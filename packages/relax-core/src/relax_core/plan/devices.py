@@ -102,7 +102,7 @@ DEVICES: dict[str, DeviceSpec] = {
     )
 }  # fmt: skip
 DEFAULTS = {"cuda": "h200", "npu": "910c-die", "auto": "h200"}
-"""The device a plan takes for `run.device`; on a CPU nothing is planned."""
+"""The device a plan takes for `run.device`; that of auto stands in for a CPU, whose speed is not tabled."""
 
 
 def device_spec(name: str) -> DeviceSpec:

@@ -143,6 +143,8 @@ def _share_that_fits(config: RelaxConfig, reckon: Callable[[RelaxConfig], Memory
 def _trainer_changes(config: RelaxConfig, found: Memory) -> Iterator[Change]:
     """From the mildest on: what is computed again, shorter rows, numbers of two bytes, more ranks."""
     trainer, ranks = config.trainer, config.cluster.trainer_ranks
+    if found.starved and (config.sglang.states or 0) > config.rollout.max_batch_size:
+        yield {("sglang", "states"): config.rollout.max_batch_size}
     again = [how for how in ("selective", "full") if _before(trainer.recompute, how)]
     yield from ({("trainer", "recompute"): how} for how in again)
     shorter = [trainer.micro_batch_tokens * part // 8 for part in range(7, 0, -1)]

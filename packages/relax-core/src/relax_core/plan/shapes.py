@@ -39,8 +39,10 @@ def model_facts(path: str) -> dict[str, Any]:
         file = locate(path) / "config.json"
         if file.is_file():
             facts: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+            if not isinstance(facts, dict):
+                raise ValueError(f"it holds a {type(facts).__name__}, not names and values")
             return facts
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise UnknownModelError(f"{path}: its config.json cannot be read: {error}") from error
     name = Path(path).name
     if name in published():

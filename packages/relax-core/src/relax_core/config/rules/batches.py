@@ -82,6 +82,7 @@ def _overlap_has_ranks(
             "no ranks share a gradient: there is nothing to sum while the backward pass runs",
             given="true",
             allowed="false, or more cluster.trainer_ranks",
+            nearest="false",
         )
 
 
@@ -107,7 +108,26 @@ def _experts_spread_over_a_stage(cluster: ClusterConfig, parallel: ParallelConfi
     )
 
 
+_MOST_SAMPLES = 131_072
+
+
+def _a_step_has_a_bounded_number_of_samples(rollout: RolloutConfig) -> Iterator[Problem]:
+    """The samples of a step lie in memory together, and their micro-batches are planned together."""
+    count = rollout.prompts_per_step * rollout.samples_per_prompt
+    if count > _MOST_SAMPLES:
+        most = _MOST_SAMPLES // rollout.samples_per_prompt
+        yield Problem(
+            ("rollout", "prompts_per_step"),
+            f"with {rollout.samples_per_prompt} completions each a step has {count} samples, which are kept "
+            f"and planned together: {_MOST_SAMPLES} at most",
+            given=str(rollout.prompts_per_step),
+            allowed=f"an integer, at most {most}",
+            nearest=str(most),
+        )
+
+
 RULES = (
+    Check(("rollout",), _a_step_has_a_bounded_number_of_samples),
     Check(("algorithm", "data", "rollout", "trainer"), _the_budget_holds_the_longest_sample),
     Check(("algorithm", "rollout", "sft", "trainer", "cluster", "parallel"), _every_replica_has_samples),
     Check(("trainer", "parallel"), _rows_are_longer_than_their_padding),

@@ -17,6 +17,7 @@ def _drafts_alone_need_a_loss(mtp: MtpConfig) -> Iterator[Problem]:
             "mtp.only trains the draft layers alone, whose loss has no weight",
             given="0",
             allowed="a number, above 0, or mtp.only false",
+            nearest="0.1",
         )
 
 
@@ -28,6 +29,7 @@ def _drafts_alone_are_not_overlapped(mtp: MtpConfig, trainer: TrainerConfig) -> 
             "with mtp.only the few gradients of the draft layers are not overlapped",
             given="true",
             allowed="false, and overlap_param_gather false",
+            nearest="false",
         )
 
 
@@ -42,6 +44,7 @@ def _drafts_alone_reach_nothing_else(mtp: MtpConfig) -> Iterator[Problem]:
             "mtp.only leaves trunk, embedding and head as they are: no gradient may reach them",
             given="false",
             allowed="true, or mtp.only false",
+            nearest="true",
         )
 
 
@@ -53,6 +56,7 @@ def _a_way_to_more_drafts_needs_their_number(mtp: MtpConfig) -> Iterator[Problem
             "it has no effect while mtp.layers takes the checkpoint's number",
             given=mtp.init,
             allowed="null, or set mtp.layers",
+            nearest="null",
         )
 
 
@@ -65,6 +69,7 @@ def _drafts_keep_up_with_the_trunk(mtp: MtpConfig, rollout: RolloutConfig) -> It
             "drafts are rejected more and more often",
             given=str(rollout.draft_tokens),
             allowed="0, or mtp.loss_coefficient above 0",
+            nearest="0",
         )
 
 

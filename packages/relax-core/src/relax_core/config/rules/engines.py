@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from relax_core.cluster.config import ClusterConfig
 from relax_core.config.problems import Problem
 from relax_core.config.rules.rule import Check
+from relax_core.config.yaml_text import show
 from relax_core.loop.config import RolloutConfig
 from relax_core.loop.sglang_config import SglangSettings
 from relax_core.model.lora_config import LoraConfig
@@ -23,8 +24,10 @@ def _server_settings_have_servers(rollout: RolloutConfig, sglang: SglangSettings
     for name, info in SglangSettings.model_fields.items():
         given = getattr(sglang, name)
         if given != info.default:
-            allowed = f"its default {info.default}, or rollout.engine sglang without rollout.urls"
-            yield Problem(("sglang", name), why, given=str(given), allowed=allowed)
+            allowed = f"its default {show(info.default)}, or rollout.engine sglang without rollout.urls"
+            yield Problem(
+                ("sglang", name), why, given=show(given), allowed=allowed, nearest=show(info.default)
+            )
 
 
 def _hybrid_models_keep_no_radix_cache_on_npu(
@@ -37,6 +40,7 @@ def _hybrid_models_keep_no_radix_cache_on_npu(
             "on NPUs SGLang's prefix cache lacks the recurrent states of a hybrid model",
             given="true",
             allowed="false",
+            nearest="false",
         )
 
 
@@ -50,7 +54,7 @@ def _attention_is_the_devices(run: RunConfig, sglang: SglangSettings) -> Iterato
         f"{sglang.attention} does not run on {run.device}",
         given=sglang.attention,
         allowed="ascend" if run.device == "npu" else "null or another backend than ascend",
-        nearest="ascend" if run.device == "npu" else None,
+        nearest="ascend" if run.device == "npu" else "null",
     )
 
 
@@ -101,6 +105,7 @@ def _the_cache_holds_a_completion(rollout: RolloutConfig, sglang: SglangSettings
             f"one completion may take {rollout.max_new_tokens} tokens and its prompt",
             given=str(sglang.max_tokens),
             allowed=f"an integer, above {rollout.max_new_tokens}, or null",
+            nearest="null",
         )
 
 

@@ -18,6 +18,7 @@ def _pictures_are_seen(data: DataConfig, model: ModelSettings) -> Iterator[Probl
             f"data.images_key {data.images_key!r} gives pictures, and without its tower the model sees none",
             given="absent",
             allowed="frozen or trained, or data.images_key null",
+            nearest="frozen",
         )
 
 
@@ -29,6 +30,7 @@ def _a_tower_has_pictures(data: DataConfig, model: ModelSettings) -> Iterator[Pr
             "data.images_key is null: no row has a picture",
             given=model.vision,
             allowed="absent, or data.images_key the key of the pictures",
+            nearest="absent",
         )
 
 
@@ -51,6 +53,7 @@ def _adapters_leave_the_tower(model: ModelSettings, lora: LoraConfig) -> Iterato
             f"lora.rank {lora.rank} trains adapters alone",
             given="trained",
             allowed="frozen, or lora.rank 0",
+            nearest="frozen",
         )
 
 

@@ -111,7 +111,7 @@ def _expert_ranks_have_experts(config: RelaxConfig, model: Qwen35Config) -> Iter
         given = getattr(config.parallel, name)
         if (given or 1) > 1:
             yield Problem(
-                ("parallel", name), "the model is dense: there are no experts", str(given), allowed="1"
+                ("parallel", name), "the model is dense: there are no experts", str(given), None, "1", "1"
             )
     if config.trainer.balance_coefficient > 0:
         yield Problem(
@@ -119,6 +119,7 @@ def _expert_ranks_have_experts(config: RelaxConfig, model: Qwen35Config) -> Iter
             "the model is dense: there are no experts whose use could be evened out",
             given=f"{config.trainer.balance_coefficient:g}",
             allowed="0",
+            nearest="0",
         )
 
 
@@ -181,16 +182,17 @@ def _drafts_have_a_layer(config: RelaxConfig, model: Qwen35Config) -> Iterator[P
     layers = model.mtp_layers if config.mtp.layers is None else config.mtp.layers
     if layers:
         return
-    for path, given in (
-        (("rollout", "draft_tokens"), config.rollout.draft_tokens),
-        (("mtp", "only"), config.mtp.only),
+    for path, given, idle in (
+        (("rollout", "draft_tokens"), config.rollout.draft_tokens, "0"),
+        (("mtp", "only"), config.mtp.only, "false"),
     ):
         if given:
             yield Problem(
                 path,
                 "the model has no draft layers",
                 given=str(given).lower(),
-                allowed=f"{'0' if given is not True else 'false'}, or mtp.layers 1 with mtp.init random",
+                allowed=f"{idle}, or mtp.layers 1 with mtp.init random",
+                nearest=idle,
             )
 
 
