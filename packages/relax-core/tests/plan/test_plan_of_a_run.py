@@ -100,7 +100,7 @@ NOT_FITTING = [
     # Weights, not rows: a change of rows would not help, and more ranks do.
     ("qwen35-9b-mtp-1xcuda", "", "h100", "parallel.tensor"),
     ("qwen35-35b-a3b-8xcuda", "", "h100", "sglang.memory_fraction"),
-    ("math-rl", "", "910c-die", "trainer.gradient_precision"),
+    ("math-rl", "", "910c-die", "trainer.moment_precision"),
     # Everything is too large on one device: many settings together.
     ("math-rl", "model.path=Qwen/Qwen3.5-35B-A3B", None, "sglang.memory_fraction"),
     # An engine of one die cannot hold the weights.

@@ -16,7 +16,7 @@ from relax_core.plan.result import DeviceUse
 Change = Mapping[tuple[str, str], object]
 """Settings that are changed together: section and field, and the new value."""
 
-_ROOMY = {("trainer", "gradient_precision"): "bf16", ("trainer", "moment_precision"): "bf16"}
+_ROOMY = {("trainer", "moment_precision"): "bf16", ("trainer", "gradient_precision"): "bf16"}
 _FULL = {("trainer", "recompute"): "full"}
 
 

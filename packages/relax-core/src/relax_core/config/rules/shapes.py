@@ -1,6 +1,7 @@
 """Rules over the settings and the sizes of the model: heads, experts, layers, draft layers."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from relax_core.config.problems import Problem
 from relax_core.config.root import RelaxConfig
@@ -68,12 +69,20 @@ def _layers_make_stages(config: RelaxConfig, model: Qwen35Config) -> Iterator[Pr
     def check(pipeline: int) -> None:
         stage_layers(model.num_layers, ParallelConfig(**{**parallel.model_dump(), "pipeline": pipeline}))
 
-    yield from _refused(
+    def even(pipeline: int) -> bool:
+        return model.num_layers % pipeline == 0
+
+    for problem in _refused(
         ("parallel", "pipeline"),
         parallel.pipeline,
         check,
         otherwise="other pipeline_chunks, first_stage_layers or last_stage_layers",
-    )
+    ):
+        if problem.nearest is None and (size := nearest_size(parallel.pipeline, even)) is not None:
+            ends = " ".join(f"--parallel.{end}_stage_layers null" for end in ("first", "last"))
+            yield replace(problem, nearest=f"{size} --parallel.pipeline_chunks 1 {ends}")
+        else:
+            yield problem
 
 
 def _experts_divide(config: RelaxConfig, model: Qwen35Config) -> Iterator[Problem]:
