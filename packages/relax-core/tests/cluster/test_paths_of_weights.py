@@ -2,8 +2,9 @@
 
 import logging
 
+import pytest
 from relax_core.cluster.config import ClusterConfig
-from relax_core.cluster.weight_path import memory_sources
+from relax_core.cluster.weight_path import equal_ranks, memory_sources
 
 SHORT = {"run": {"steps": 2}}
 
@@ -35,5 +36,27 @@ def cluster(**settings):
 def test_engines_open_the_memory_of_the_ranks_on_their_devices():
     assert memory_sources(cluster(trainer_ranks=4, engines=2), "cuda", 2) == {0: (0, 1), 1: (2, 3)}
     assert memory_sources(cluster(trainer_ranks=4, engines=2), "cpu", 1) == {0: (0,), 1: (0,)}
+    assert memory_sources(cluster(trainer_ranks=2, engines=1), "cpu", 2) == {0: (0, 1)}
+    assert memory_sources(cluster(trainer_ranks=2, engines=1), "cpu", 4) == {0: (0,)}
     apart = cluster(placement="async", trainer_ranks=2, engines=2)
     assert memory_sources(apart, "npu", 1) == {}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "parallel", "devices", "sources", "each"),
+    [
+        (2, {"tensor": 2}, 2, {0: (0, 1)}, 2),
+        (4, {"tensor": 2}, 2, {0: (0, 1), 1: (2, 3)}, 2),
+        (2, {"tensor": 2}, 1, {0: (0,)}, None),
+        (2, {}, 2, {0: (0, 1)}, None),
+        (4, {"tensor": 2, "pipeline": 2}, 2, {0: (0, 1)}, None),
+        (4, {"tensor": 2}, 2, {0: (1, 2)}, None),
+    ],
+)
+def test_shares_are_handed_over_where_the_engine_has_a_rank_for_each(
+    small_run, ranks, parallel, devices, sources, each
+):
+    cluster = {"mode": "ray", "trainer_ranks": ranks, "engines": len(sources)}
+    sglang = {"tensor": devices} if devices > 1 else {}
+    config = small_run(cluster=cluster, parallel=parallel, rollout={"engine": "sglang"}, sglang=sglang)
+    assert equal_ranks(config, sources) == each

@@ -29,6 +29,10 @@ class TransferError(EngineError):
     """Weights were lost or damaged on their way: the old version serves; send the update again."""
 
 
+class SharesRefusedError(EngineError):
+    """The shares of tensors that an engine was given are not what its ranks keep; send whole tensors."""
+
+
 class WeightUpdateError(ValueError):
     """An update with an unknown, missing, repeated or mis-shaped tensor; the old version keeps serving."""
 

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from relax_rollout import RolloutEngine, TransferError
+from relax_bridge import BridgeError
+from relax_rollout import RolloutEngine, SharesRefusedError, TransferError
 from relax_rollout.weights.bucket import Bucket
 from torch import Tensor
 
@@ -111,6 +112,10 @@ class RayPolicy:
             except RankDiedError as died:
                 engine.drop_update()
                 await asyncio.to_thread(self._recover, died, attempt)
+            except SharesRefusedError as refused:
+                engine.drop_update()
+                assert self._path is not None, "a path was taken"
+                self._path = self._path.whole(str(refused))
             except (EnginesLostError, TransferError) as lost:
                 engine.drop_update()
                 self._met = None
@@ -156,7 +161,11 @@ class RayPolicy:
             folder = update_folder(self._config)
             folder.mkdir(parents=True, exist_ok=True)
             self._folder = tempfile.mkdtemp(prefix="relax-weights-", dir=folder)
-        await self._ask("begin_export", path.path, self._folder)
+        try:
+            await self._ask("begin_export", path.path, self._folder, path.engine_ranks)
+        except BridgeError as error:
+            self._path = path = path.whole(str(error))
+            await self._ask("begin_export", path.path, self._folder)
         broadcast = path.path == "broadcast"
         if broadcast and engine.updated != self._met:
             await self._meet(engine)

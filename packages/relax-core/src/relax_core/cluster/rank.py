@@ -4,6 +4,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
 from datetime import timedelta
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from relax_rollout import tensor_digest
 from relax_rollout.weights.broadcast import Meeting
-from relax_rollout.weights.bucket import Bucket
+from relax_rollout.weights.bucket import Bucket, Share
 from relax_rollout.weights.probe import MemoryProbe
 from relax_rollout.weights.sender import SendingPath, WeightSender
 from torch import Tensor
@@ -126,14 +127,25 @@ class TrainerRank:
         """Ends `offer_memory`."""
         self._probe.close()
 
-    def begin_export(self, path: SendingPath | None = None, folder: str | None = None) -> None:
+    def begin_export(
+        self, path: SendingPath | None = None, folder: str | None = None, engine_ranks: int | None = None
+    ) -> None:
         """From here on the present weights are given, which must not change until the last one.
 
         Args:
             path: by which `next_packed` packs them; None if they go through Ray, by `next_bucket`.
             folder: of the path disk.
+            engine_ranks: of an engine that cuts tensors as the trainer does: each of its ranks is given the
+                share of one rank here, and nothing is gathered. None gives whole tensors.
+
+        Raises:
+            BridgeError: the engine cuts them otherwise.
         """
-        self._export = buckets(self._policy.changing_tensors(), BUCKET_BYTES)
+        self._shares: dict[str, Share] = {}
+        if engine_ranks is None:
+            self._export = buckets(self._policy.changing_tensors(), BUCKET_BYTES)
+        else:
+            self._export = self._own_shares(engine_ranks)
         if path is None:
             return
         if self._sender is None:
@@ -141,6 +153,28 @@ class TrainerRank:
             lent = self._policy.own_memory() if path == "ipc" and device != "cpu" else ()
             self._sender = WeightSender(path, folder=folder, lent=lent)
         self._sender.begin()
+
+    def _own_shares(self, engine_ranks: int) -> Iterator[Mapping[str, Tensor]]:
+        """Buckets of this rank's shares, of the same tensors on every rank."""
+        shares = self._policy.changing_shares(engine_ranks)
+
+        def grouped() -> Iterator[Mapping[str, Tensor]]:
+            bucket: dict[str, Tensor] = {}
+            size = 0
+            for share in shares:
+                whole = prod(share.shape) * share.tensor.element_size()
+                if bucket and size + whole > BUCKET_BYTES:
+                    yield bucket
+                    bucket, size = {}, 0
+                if share.tensor.shape != share.shape:
+                    ranges = tuple((one.start, one.size) for one in share.ranges)
+                    self._shares[share.name] = Share(share.axis, ranges, tuple(share.shape))
+                bucket[share.name] = share.tensor
+                size += whole
+            if bucket:
+                yield bucket
+
+        return grouped()
 
     def next_packed(
         self, dtypes: Mapping[str, str], sources: Collection[int]
@@ -160,7 +194,7 @@ class TrainerRank:
         if self._rank not in sources:
             return [], {}
         assert self._sender is not None, "begin_export comes first"
-        packed = self._sender.pack(bucket, dtypes)
+        packed = self._sender.pack(bucket, dtypes, self._shares)
         entries = (entry for one in packed for entry in one.entries)
         return packed, {e.name: e.digest for e in entries if e.name in dtypes and e.digest is not None}
 

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from relax_core.cluster.config import ClusterConfig
@@ -27,15 +27,23 @@ class WeightPath:
         path: how weights travel.
         why: for the log.
         sources: by engine, the ranks whose memory its processes open, one for all of them or one for each.
+        engine_ranks: of an engine that cuts tensors as the trainer does: its ranks get the trainer's shares,
+            and nothing is gathered. None sends whole tensors.
     """
 
     path: Path
     why: str
     sources: Mapping[int, tuple[int, ...]]
+    engine_ranks: int | None = None
+
+    def whole(self, why: str) -> "WeightPath":
+        """The same path for whole tensors."""
+        _log.info("weights are gathered into whole tensors: %s", why)
+        return replace(self, engine_ranks=None)
 
 
 def memory_sources(cluster: ClusterConfig, device: str, each: int) -> dict[int, tuple[int, ...]]:
-    """By engine, the ranks on whose devices it samples; on a CPU all share the first rank's memory.
+    """By engine, the ranks on whose devices it samples; on a CPU all share the first ranks' memory.
 
     Args:
         cluster: numbers and placement.
@@ -43,7 +51,8 @@ def memory_sources(cluster: ClusterConfig, device: str, each: int) -> dict[int, 
         each: devices of one engine.
     """
     if device == "cpu":
-        return dict.fromkeys(range(cluster.engines), (0,))
+        first = tuple(range(each if each <= cluster.trainer_ranks else 1))
+        return dict.fromkeys(range(cluster.engines), first)
     if cluster.placement != "colocate":
         return {}
     return {number: tuple(range(number * each, (number + 1) * each)) for number in range(cluster.engines)}
@@ -61,6 +70,15 @@ async def choose_path(config: RelaxConfig, device: str, ranks: Ranks, engines: E
     return chosen
 
 
+def equal_ranks(config: RelaxConfig, sources: Mapping[int, tuple[int, ...]]) -> int | None:
+    """Ranks of an engine that has one for each tensor-parallel rank of a replica; None if they differ."""
+    each, parallel = engine_devices(config), config.parallel
+    alike = each > 1 and parallel.tensor == each and parallel.pipeline == parallel.context == 1
+    # Megatron counts tensor-parallel ranks first, so a replica's ranks follow one another.
+    whole = all(len(own) == each and own[0] % each == 0 for own in sources.values())
+    return each if alike and whole else None
+
+
 async def _choose(config: RelaxConfig, device: str, ranks: Ranks, engines: EngineGroup) -> WeightPath:
     asked = config.rollout.update_path
     if asked in ("broadcast", "disk"):
@@ -73,7 +91,10 @@ async def _choose(config: RelaxConfig, device: str, ranks: Ranks, engines: Engin
         finally:
             await asyncio.to_thread(ranks.call, "withdraw_memory")
         if seen:
-            return WeightPath("ipc", "every engine opens the memory of ranks on its devices", sources)
+            each = equal_ranks(config, sources)
+            alike = "; each of its ranks takes the share of one of them" if each else ""
+            why = f"every engine opens the memory of ranks on its devices{alike}"
+            return WeightPath("ipc", why, sources, each)
     hosts = {*await asyncio.to_thread(ranks.call, "host"), *await engines.hosts()}
     if len(hosts) == 1:
         return WeightPath("store", "ranks and engines are on one host, and not on the same devices", {})

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from relax_bridge import Checkpoint, ModelMap, model_map, write_checkpoint
+from relax_bridge import Checkpoint, HfShard, ModelMap, model_map, write_checkpoint
 from relax_rollout import RolloutEngine
 from torch import Tensor
 from torch._C._distributed_c10d import Store
@@ -148,6 +148,12 @@ class LocalPolicy:
         if lend is not None and self.world.torch_device.type != "cpu" and not self._lent:
             lend(self.own_memory())
             self._lent = True
+
+    def changing_shares(self, engine_ranks: int) -> Iterator[HfShard]:
+        """This rank's part of `changing_tensors`; see `Placement.shares`."""
+        kept = frozenset(self.kept.names)
+        shares = self._placement.shares(self.trainer.chunks, engine_ranks)
+        return (share for share in shares if share.name not in kept)
 
     def own_memory(self) -> list[Tensor]:
         """The parameters of this rank, which stay where they are."""

@@ -12,7 +12,16 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
-from relax_bridge import Checkpoint, Layout, ModelMap, Shard, import_shards
+from relax_bridge import (
+    BridgeError,
+    Checkpoint,
+    HfShard,
+    Layout,
+    ModelMap,
+    Shard,
+    export_shards,
+    import_shards,
+)
 from relax_bridge.partition import Partition, Replicated
 from relax_bridge.table import Entry
 from torch import Tensor
@@ -119,6 +128,27 @@ class Placement:
         )
         read = {shard.entry.megatron for shard, _ in shards}
         assert read == parts.keys(), f"bridge and model place otherwise: {sorted(read ^ parts.keys())}"
+
+    def shares(self, chunks: Sequence[Qwen35Model], engine_ranks: int) -> Iterator[HfShard]:
+        """This rank's share of every Hugging Face tensor, for an engine that cuts them as the trainer does.
+
+        Adapters are added to their weights. Nothing is exchanged.
+
+        Args:
+            chunks: the model.
+            engine_ranks: tensor-parallel ranks of the engine.
+
+        Raises:
+            BridgeError: the engine cuts tensors otherwise, or this rank does not hold all layers.
+        """
+        layout = _layout(chunks)
+        if layout.pipeline > 1:
+            raise BridgeError("a rank of a pipeline holds some layers only; an engine's rank wants all")
+        for chunk in chunks:
+            all_arrived(chunk)
+        own = {name: part.value() for name, part in self.parts(chunks).items()}
+        theirs = Layout(tensor=engine_ranks)
+        return export_shards(self.table, own, layout=layout, rank=dist.get_rank(), engine=theirs)
 
     def whole(self, chunks: Sequence[Qwen35Model]) -> Iterator[tuple[str, Tensor]]:
         """Every whole weight by name, in the table's order, on every rank; all must iterate together.

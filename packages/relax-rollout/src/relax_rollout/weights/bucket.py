@@ -12,15 +12,40 @@ ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """Which part of a whole tensor a rank's share is.
+
+    Args:
+        axis: along which the whole was cut.
+        ranges: (start, size) along it, in the order in which they lie in the share.
+        shape: of the whole.
+    """
+
+    axis: int
+    ranges: tuple[tuple[int, int], ...]
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        joined: list[tuple[int, int]] = []
+        for start, size in self.ranges:
+            if joined and start == sum(joined[-1]):
+                joined[-1] = joined[-1][0], joined[-1][1] + size
+            else:
+                joined.append((start, size))
+        object.__setattr__(self, "ranges", tuple(joined))
+
+
+@dataclass(frozen=True, slots=True)
 class Entry:
     """One tensor of a bucket.
 
     Args:
         name: Hugging Face name.
         dtype: as "bfloat16".
-        shape: of the whole tensor.
+        shape: of the tensor.
         offset: first byte in the bucket.
         digest: :func:`relax_rollout.tensor_digest` of what was sent, or None where it is not computed.
+        share: which part of the whole it is; None where it is the whole.
     """
 
     name: str
@@ -28,6 +53,12 @@ class Entry:
     shape: tuple[int, ...]
     offset: int
     digest: str | None
+    share: Share | None = None
+
+    @property
+    def whole(self) -> tuple[int, ...]:
+        """Shape of the whole tensor."""
+        return self.shape if self.share is None else self.share.shape
 
     @property
     def nbytes(self) -> int:
@@ -36,13 +67,15 @@ class Entry:
 
     def to_json(self) -> list[Any]:
         """For a message."""
-        return [self.name, self.dtype, list(self.shape), self.offset, self.digest]
+        share = self.share and [self.share.axis, self.share.ranges, self.share.shape]
+        return [self.name, self.dtype, list(self.shape), self.offset, self.digest, share]
 
     @classmethod
     def from_json(cls, fields: Sequence[Any]) -> "Entry":
         """Of a message."""
-        name, dtype, shape, offset, digest = fields
-        return cls(name, dtype, tuple(shape), offset, digest)
+        name, dtype, shape, offset, digest, told = fields
+        share = told and Share(told[0], tuple((start, size) for start, size in told[1]), tuple(told[2]))
+        return cls(name, dtype, tuple(shape), offset, digest, share)
 
 
 def torch_dtype(name: str) -> torch.dtype:

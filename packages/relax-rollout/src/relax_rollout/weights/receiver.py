@@ -25,6 +25,10 @@ class UpdateRefusedError(ValueError):
     """A call that does not fit the open update; nothing was changed."""
 
 
+class ShareRefusedError(UpdateRefusedError):
+    """A rank's share does not hold what the model keeps on this rank; send whole tensors."""
+
+
 class Source(Protocol):
     """Where a bucket's bytes come from; ``stays`` tells that the next update may come in the same memory."""
 
@@ -136,6 +140,11 @@ class Receiver:
         """
         staged = self._open(update)
         entries = bucket.entries
+        try:
+            for model in self._models:
+                model.regions.take(entries)
+        except LookupError as error:
+            raise ShareRefusedError(str(error)) from error
         if bucket.lasts or place not in staged.buckets:
             buffer = source.fetch(bucket.nbytes, self.device)
             arrived = self._views(place, entries, buffer, source.stays)
@@ -213,11 +222,18 @@ class Receiver:
 
     def _load(self, tensors: Mapping[str, Tensor]) -> None:
         # A model is given only what it holds: some loaders refuse or log other names.
+        # What a loader expects is whole; shares go where it was seen to put their parts.
         if not self.replay:
             for model in self._models:
-                _loader(model.module)(list(_held(model, tensors).items()))
-            return
-        pairs = [model.regions.pairs(_held(model, tensors)) for model in self._models]
+                whole = {n: t for n, t in _held(model, tensors).items() if n not in model.regions.shares}
+                if whole:
+                    _loader(model.module)(list(whole.items()))
+        pairs = [
+            model.regions.pairs(
+                {n: t for n, t in _held(model, tensors).items() if self.replay or n in model.regions.shares}
+            )
+            for model in self._models
+        ]
         copy_all(pair for found in pairs for parts in found.values() for pair in parts)
 
     def _digests(self, sent: Mapping[str, Tensor]) -> dict[str, str]:

@@ -7,11 +7,14 @@ not done. From then on any loaded tensor can be read back from where the model k
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from relax_rollout.weights.bucket import Entry, Share
 
 SMALL_BYTES = 2**22
 _WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -33,6 +36,37 @@ class View:
     def on(self, tensor: Tensor) -> Tensor:
         """The same place in a tensor's storage."""
         return torch.as_strided(tensor, self.size, self.stride, self.offset)
+
+    def of_share(self, share: Share, whole: tuple[int, ...]) -> "View":
+        """The same place of a contiguous whole tensor in a share of it.
+
+        Args:
+            share: which part of the whole is there.
+            whole: shape of the whole.
+
+        Raises:
+            LookupError: some of it is not in the share, or lies in it otherwise than in the whole.
+        """
+        axis, row = share.axis, prod(whole[share.axis + 1 :])
+        step, size = row * whole[axis], sum(each for _, each in share.ranges)
+        if size == whole[axis]:
+            return self
+        dims = [(n, stride) for n, stride in zip(self.size, self.stride, strict=True) if n > 1]
+        along = [n for n, stride in dims if stride == row]
+        inside = self.offset % row + sum((n - 1) * stride for n, stride in dims if stride < row)
+        if len(along) > 1 or inside >= row or any(s > row and s % step for _, s in dims):
+            raise LookupError("it is read in another order than it was cut")
+        first, count, before = self.offset // row % whole[axis], prod(along), 0
+        for start, length in share.ranges:
+            if start <= first and first + count <= start + length:
+                break
+            before += length
+        else:
+            raise LookupError(f"places {first} to {first + count} of axis {axis} are not in it")
+        outer = self.offset // step
+        offset = (outer * size + before + first - start) * row + self.offset % row
+        stride = tuple(s // step * row * size if s > row else s for s in self.stride)
+        return View(offset, self.size, stride)
 
     def within(self, tensor: Tensor) -> Tensor:
         """The same place in a contiguous tensor, which may lie anywhere in its storage."""
@@ -64,6 +98,7 @@ class Regions:
 
     model: nn.Module
     of: dict[str, list[Region]] = field(default_factory=dict)
+    shares: dict[str, Entry] = field(default_factory=dict)
     _known: dict[str, tuple[Tensor, list[int], list[Pair]]] = field(default_factory=dict)
 
     def parameter(self, name: str) -> Tensor:
@@ -93,9 +128,34 @@ class Regions:
         if known is not None and known[0] is sent and known[1] == at:
             return known[2]
         laid = sent.detach().contiguous()
-        found = [(r.target.on(named[r.parameter].detach()), r.source.within(laid)) for r in regions]
+        found = [
+            (r.target.on(named[r.parameter].detach()), self._source(name, r).within(laid)) for r in regions
+        ]
         self._known[name] = sent, at, found
         return found
+
+    def _source(self, name: str, region: Region) -> View:
+        entry = self.shares.get(name)
+        if entry is None or entry.share is None:
+            return region.source
+        return region.source.of_share(entry.share, entry.share.shape)
+
+    def take(self, entries: Iterable[Entry]) -> None:
+        """Note of which tensors a share comes instead of the whole, before :meth:`pairs` is asked.
+
+        Raises:
+            LookupError: the model keeps some of a tensor that its share does not have.
+        """
+        for entry in entries:
+            self.shares.pop(entry.name, None)
+            if entry.share is None or entry.name not in self.of:
+                continue
+            self.shares[entry.name] = entry
+            try:
+                for region in self.of[entry.name]:
+                    self._source(entry.name, region)
+            except LookupError as error:
+                raise LookupError(f"the share of {entry.name} is not what is kept here: {error}") from error
 
     def forget(self) -> None:
         """Let go of the tensors of earlier calls."""
@@ -116,7 +176,7 @@ class Regions:
         held = sent.detach().to(self.dtype(name)).contiguous().clone()
         for region, (now, wanted) in zip(self.of[name], self.pairs({name: sent})[name], strict=True):
             if not torch.equal(bits(now), bits(wanted.to(now.dtype))):
-                region.source.within(held).copy_(now)
+                self._source(name, region).within(held).copy_(now)
         return held
 
 

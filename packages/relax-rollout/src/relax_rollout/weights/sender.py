@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from relax_rollout.digest import tensor_digests
 from relax_rollout.engine import TransferError
 from relax_rollout.weights.broadcast import BroadcastGroup, BroadcastSender, Meeting
-from relax_rollout.weights.bucket import Bucket, bucket_bytes, pack, plan, torch_dtype
+from relax_rollout.weights.bucket import Bucket, Share, bucket_bytes, pack, plan, torch_dtype
 from relax_rollout.weights.files import BucketFiles
 from relax_rollout.weights.ipc import IpcSender
 
@@ -72,7 +73,12 @@ class WeightSender:
             raise TransferError(f"the group for weights did not come together: {error}") from error
         self._sender = BroadcastSender(self._group, device)
 
-    def pack(self, tensors: Mapping[str, Tensor], dtypes: Mapping[str, str]) -> list[Bucket]:
+    def pack(
+        self,
+        tensors: Mapping[str, Tensor],
+        dtypes: Mapping[str, str],
+        shares: Mapping[str, Share] | None = None,
+    ) -> list[Bucket]:
         """Pack some tensors, each in the dtype in which the engines serve it.
 
         Lent ones must stay as they are until the update has ended, others may change; a bucket of
@@ -81,7 +87,11 @@ class WeightSender:
         Args:
             tensors: by name.
             dtypes: of the engines' weights, by name; a name without one travels as it is.
+            shares: which part of a whole each is, of those that are a part.
         """
+        return [_with_shares(bucket, shares or {}) for bucket in self._pack(tensors, dtypes)]
+
+    def _pack(self, tensors: Mapping[str, Tensor], dtypes: Mapping[str, str]) -> list[Bucket]:
         cast = {name: t.to(torch_dtype(dtypes[name])) if name in dtypes else t for name, t in tensors.items()}
         digests = tensor_digests(cast)
         if self._ipc is not None:
@@ -129,3 +139,8 @@ class WeightSender:
             self._ipc.close()
         if self._files is not None:
             self._files.close()
+
+
+def _with_shares(bucket: Bucket, shares: Mapping[str, Share]) -> Bucket:
+    entries = (replace(entry, share=shares.get(entry.name)) for entry in bucket.entries)
+    return replace(bucket, entries=tuple(entries))

@@ -10,9 +10,17 @@ from typing import Any
 
 from torch import Tensor
 
-from relax_rollout.engine import EngineError, EngineStateError, Health, TransferError, WeightUpdateError
+from relax_rollout.engine import (
+    EngineError,
+    EngineStateError,
+    Health,
+    SharesRefusedError,
+    TransferError,
+    WeightUpdateError,
+)
 from relax_rollout.engines.sglang.broadcaster import Broadcaster, connect
 from relax_rollout.engines.sglang.config import SglangConfig, Transport
+from relax_rollout.engines.sglang.http import ServerRefusedError
 from relax_rollout.engines.sglang.sending import Sending
 from relax_rollout.engines.sglang.server import Server
 from relax_rollout.engines.sglang.update import (
@@ -29,6 +37,7 @@ from relax_rollout.weights.broadcast import Meeting
 from relax_rollout.weights.bucket import Bucket
 from relax_rollout.weights.files import BucketFiles
 from relax_rollout.weights.ipc import IpcSender
+from relax_rollout.weights.receiver import ShareRefusedError
 
 log = logging.getLogger(__name__)
 
@@ -140,6 +149,11 @@ class SglangEngine(Sending):
                 await self._at_all(partial(self._send_last, update))
             else:
                 await self._receive(update)
+        except ServerRefusedError as error:
+            await self._drop()
+            if error.kind == ShareRefusedError.__name__:
+                raise SharesRefusedError(str(error)) from error
+            raise
         except (WeightUpdateError, EngineError):
             await self._drop()
             raise

@@ -142,4 +142,11 @@ def environment(config: SglangConfig) -> dict[str, str]:
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
             "TORCHDYNAMO_DISABLE": "1",
         }
+        if config.tensor_parallel > 1:
+            # It would give each rank a NUMA node of its own.
+            cores = sorted(os.sched_getaffinity(0))
+            shared = [str(cores[rank % len(cores)]) for rank in range(config.tensor_parallel)]
+            found["SGLANG_CPU_OMP_THREADS_BIND"] = os.environ.get(
+                "SGLANG_CPU_OMP_THREADS_BIND", "|".join(shared)
+            )
     return found

@@ -70,6 +70,7 @@ class Update:
         self.replay = replay
         self.buckets: list[tuple[Bucket, ...]] = []
         self.expected: dict[str, str] = {}
+        self._others: list[dict[str, str]] = []
         self._staged: dict[str, Tensor | str] = {}
 
     def accept(self, bucket: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -100,7 +101,7 @@ class Update:
         """
         renamed = {}
         for entry in parts[0].entries:
-            like = torch.empty(entry.shape, dtype=torch_dtype(entry.dtype), device="meta")
+            like = torch.empty(entry.whole, dtype=torch_dtype(entry.dtype), device="meta")
             name = self.check.accept(entry.name, like)
             if name is None:
                 continue
@@ -109,6 +110,10 @@ class Update:
             if not self.check.is_alias(name):
                 renamed[entry.name] = name
                 self.expected[name] = entry.digest
+        for rank, part in enumerate(parts[1:]):
+            if rank == len(self._others):
+                self._others.append({})
+            self._others[rank] |= {renamed[e.name]: str(e.digest) for e in part.entries if e.name in renamed}
         return tuple(part.only(renamed.keys(), renamed) for part in parts)
 
     def keep(self, tensors: Mapping[str, Tensor], sent: Mapping[str, str]) -> None:
@@ -194,15 +199,21 @@ class Update:
             "commit",
             update=self.id,
             buckets=len(self.buckets),
-            expected=self.expected_of(server),
+            expected=[self.expected_of(server, digests) for digests in (self.expected, *self._others)],
             kept=list(self.check.kept),
             replay=self.replay,
         )
 
-    def expected_of(self, server: Server) -> dict[str, str]:
-        """The digests that a server should have: it may have been started without a draft since."""
+    def expected_of(self, server: Server, digests: Mapping[str, str] | None = None) -> dict[str, str]:
+        """The digests that a server should have: it may have been started without a draft since.
+
+        Args:
+            server: of which its first rank answers.
+            digests: those of another rank.
+        """
         held = server.description["manifest"]
-        return {name: digest for name, digest in self.expected.items() if held[name][0]}
+        expected = {**self.expected, **(digests or {})}
+        return {name: digest for name, digest in expected.items() if held[name][0]}
 
     def close(self) -> None:
         """Drop the buckets."""

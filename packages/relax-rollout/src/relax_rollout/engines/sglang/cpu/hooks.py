@@ -32,6 +32,7 @@ def register() -> None:
     }
     around: dict[str, Any] = {
         f"{pool}.MambaPool.__init__": speculative.on_cpu,
+        "sglang.srt.distributed.parallel_state.GroupCoordinator.__init__": _without_nccl,
         f"{factory}.create_decode_backend": speculative.decode_backend,
         f"{factory}.create_draft_extend_backend": speculative.extend_backend,
     }
@@ -44,6 +45,11 @@ def register() -> None:
 
 def _no_warmup(pool: Any) -> None:
     """SGLang would warm up a Triton kernel that moves drafted keys; chains move none."""
+
+
+def _without_nccl(original: Any, *arguments: Any, **more: Any) -> Any:
+    """Ranks on a CPU talk by gloo alone; this release would open NCCL's library for them too."""
+    return original(*arguments, **more | {"use_pynccl": False})
 
 
 def _fork(result: Any, *arguments: Any, **more: Any) -> None:

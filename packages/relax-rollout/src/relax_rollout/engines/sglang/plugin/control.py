@@ -40,9 +40,10 @@ def around_check_weights(original: Any, updater: Any, request: Any) -> Any:
         answer = control_of(updater).handle(message)
     except Exception as error:  # an answer to the client, which raises it there
         log.exception("control call failed")
-        text = json.dumps({"boot": BOOT, "error": str(error), "kind": type(error).__name__})
-        return CheckWeightsReqOutput(success=False, message=text)
-    return CheckWeightsReqOutput(success=True, message=json.dumps(_merged(answer, updater)))
+        answer = {"error": str(error), "kind": type(error).__name__}
+    # Every rank takes part, also one that failed: the others would wait for it.
+    merged = _merged(answer, updater)
+    return CheckWeightsReqOutput(success="error" not in merged, message=json.dumps(merged))
 
 
 def _merged(answer: Mapping[str, Any], updater: Any) -> dict[str, Any]:
@@ -54,10 +55,13 @@ def _merged(answer: Mapping[str, Any], updater: Any) -> dict[str, Any]:
     everyone: list[Any] = [None] * size
     torch.distributed.all_gather_object(everyone, merged, group=updater.tp_cpu_group)
     merged["boot"] = "+".join(one["boot"] for one in everyone)
+    failed = next((one for one in everyone if "error" in one), None)
+    if failed is not None:
+        return {"boot": merged["boot"], "error": failed["error"], "kind": failed["kind"]}
     for other in everyone:
         for key, value in other.items():
             if key == "digests":
-                wrong = {n: d for n, d in value.items() if d != merged["expected"].get(n)}
+                wrong = {n: d for n, d in value.items() if d != other["expected"].get(n)}
                 merged[key] = merged[key] | wrong
             elif key in ("stale", "damaged"):
                 merged[key] = sorted({*merged[key], *value})
@@ -183,7 +187,7 @@ class Control:
         with memory.no_requests(scheduler):
             if not self._updater.flush_cache():
                 raise RuntimeError("the cache of the old weights could not be dropped")
-        return result | {"expected": message["expected"]}
+        return result | {"expected": _mine(message["expected"], self._rank)}
 
     def _stored(self, name: str) -> torch.Tensor:
         """A tensor as the checkpoint has it."""
