@@ -93,6 +93,8 @@ def test_draft_layers_are_adapted_on_demand_on_the_same_projections(cpu_world, c
         for matrix in "AB"
     }  # fmt: skip
     facts = config_of(mtp_num_hidden_layers=2)
+    assert trained == Placement(model_map(facts), drafts).adapters.keys()
+    assert not any(name.startswith("mtp.") for name in Placement(model_map(facts), LORA).adapters)
     fill(model)
     merged = dict(Placement(model_map(facts), drafts).whole([model]))
     name = f"{layer}mlp.linear_fc2"
