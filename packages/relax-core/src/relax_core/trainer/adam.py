@@ -87,10 +87,15 @@ class Adam(torch.optim.Optimizer):
 
     def _shards(self, number: int) -> list[AdamShards]:
         """What one group updates, by dtype; put together again only if tensors lie elsewhere than before."""
-        shards = [self._shard(parameter) for parameter in self.param_groups[number]["params"]]
-        addresses = [tensor.data_ptr() for shard in shards for tensor in shard.tensors]
+        parameters = self.param_groups[number]["params"]
+        addresses = [
+            tensor.data_ptr()
+            for parameter in parameters
+            for tensor in (parameter, parameter.decoupled_grad, *self.state[parameter].values())
+        ]
         known = self._known.get(number)
         if known is None or known[0] != addresses:
+            shards = [self._shard(parameter) for parameter in parameters]
             kinds: dict[torch.dtype, list[AdamShard]] = {shard.weight_N.dtype: [] for shard in shards}
             for shard in shards:
                 kinds[shard.weight_N.dtype].append(shard)

@@ -46,7 +46,9 @@ class Training:
     def begin(self) -> None:
         """Forgets the gradients of the step before."""
         for chunk in self.chunks:
-            chunk.train()
+            # Every module of a model is asked, which takes the host longer than to queue a layer.
+            if not chunk.module.training:
+                chunk.train()
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
 
