@@ -1,4 +1,5 @@
 import dataclasses
+import sys
 
 import pytest
 from relax_core.algorithms import AlgorithmConfig, algorithm_names, get_algorithm, register_algorithm
@@ -62,3 +63,25 @@ def test_every_public_name_can_be_imported():
         assert getattr(package, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         getattr(package, "nothing")  # noqa: B009
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("def broken(:", "SyntaxError"),
+        ("raise RuntimeError('boom')", "RuntimeError: boom"),
+        ("X = 3", "is a int: it must be a relax_core.algorithms.Algorithm"),
+        ("Y = 3", "has no attribute 'X'"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_refused_in_words(tmp_path, monkeypatch, source, words):
+    (tmp_path / "of_a_user.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "of_a_user", raising=False)
+    with pytest.raises(ValueError, match=words):
+        get_algorithm("of_a_user:X")
+
+
+def test_a_relative_module_is_refused_in_words():
+    with pytest.raises(ValueError, match="cannot be imported: TypeError"):
+        get_algorithm("..a:b")

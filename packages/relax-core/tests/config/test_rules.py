@@ -18,8 +18,8 @@ SFT = "quickstart-sft"
 QUICK = "quickstart"
 GPU = "qwen35-9b-mtp-1xcuda"
 
-# Rule, recipe, flags, the field that is refused, words of the limit, the nearest that works; None leaves it to
-# `test_the_nearest_that_a_rule_names_works`.
+# Rule, recipe, flags, the field that is refused, words of the limit, the nearest that works; None leaves it
+# to `test_the_nearest_that_a_rule_names_works`.
 CASES = [
     ("the-budget-holds-the-longest-sample", NPU, "trainer.micro_batch_tokens=8192",
      "trainer.micro_batch_tokens", "at least 10240", "10240"),

@@ -2,6 +2,7 @@ import logging
 from pathlib import Path
 
 import pytest
+from relax_core.cli.report import draw
 from relax_core.report import ReportError, read_run
 from relax_core.report.read import unique_labels
 
@@ -36,6 +37,8 @@ def test_a_cut_last_line_is_left_out_and_said_so(make_run, caplog):
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
+        ("metrics.jsonl", b'{"step": 1, "a": ' + b"[" * 100_000 + b"\n", "maximum recursion depth"),
+        ("summary.json", b"[" * 100_000, "maximum recursion depth"),
         ("metrics.jsonl", b"", "has no finished step yet"),
         ("metrics.jsonl", b'{"step": 1', "has no finished step yet"),
         ("metrics.jsonl", b'{"step": 1}\n{"step\n', "damaged: .*metrics.jsonl, line 2: no JSON"),
@@ -66,3 +69,13 @@ def test_labels_are_as_short_as_they_can_be():
     assert unique_labels([Path("/x/a/run"), Path("/x/b/run")]) == ["a/run", "b/run"]
     with pytest.raises(ReportError, match="given twice"):
         unique_labels([Path("/x/a"), Path("/x/../x/a")])
+
+
+def test_whatever_values_a_run_holds_its_page_is_written(make_run):
+    folder = make_run("zwölf 漢字")
+    with (folder / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"step": 21, "reward": {"a": [1]}, "\\ud800": "\\ud800", "big": 1e400}\n')
+    (folder / "config.yaml").write_text("run: {t: !!set {a, b}, day: 2024-01-01, no: .nan}\n")
+    page = draw([folder]).read_text(encoding="utf-8")
+    assert "\\ud800" in page
+    assert "2024-01-01" in page

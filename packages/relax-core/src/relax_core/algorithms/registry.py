@@ -44,9 +44,12 @@ def _imported(spec: str) -> Algorithm:
     module, _, attribute = spec.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # importing runs the user's module, which may raise anything
+        what = (
+            error if isinstance(error, ImportError | AttributeError) else f"{type(error).__name__}: {error}"
+        )
         raise ValueError(
-            f"algorithm {spec!r} cannot be imported: {error}. Give module:name, with the module on PYTHONPATH"
+            f"algorithm {spec!r} cannot be imported: {what}. Give module:name, with the module on PYTHONPATH"
         ) from error
     if not isinstance(found, Algorithm):
         raise ValueError(

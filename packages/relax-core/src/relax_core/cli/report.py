@@ -60,7 +60,8 @@ def draw(run_dirs: Sequence[Path], output: Path | None = None) -> Path:
     labels = unique_labels(run_dirs)
     runs = [read_run(path, label=label) for path, label in zip(run_dirs, labels, strict=True)]
     target = output or run_dirs[0] / "report.html"
-    write_atomic(target, render(runs).encode())
+    # A lone half of a surrogate pair, which JSON may hold and UTF-8 may not, is shown by its number.
+    write_atomic(target, render(runs).encode(errors="backslashreplace"))
     return target
 
 

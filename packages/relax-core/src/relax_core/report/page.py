@@ -101,7 +101,7 @@ def _run(run: RunData) -> dict[str, Any]:
         "samplesLeftOut": len(run.samples) - len(kept),
         "summary": run.summary,
         "config": {
-            f"{section}.{name}": json.dumps(value, ensure_ascii=False)
+            f"{section}.{name}": json.dumps(value, ensure_ascii=False, default=str)
             for section, settings in run.config.items()
             if isinstance(settings, dict)
             for name, value in settings.items()

@@ -89,7 +89,7 @@ def _summary(path: Path) -> dict[str, Any]:
         return {}
     try:
         summary = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ReportError(f"{path} is damaged: {error}") from error
     if not isinstance(summary, dict):
         raise ReportError(f"{path} is damaged: it holds no JSON object")

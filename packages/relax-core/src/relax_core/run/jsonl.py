@@ -33,7 +33,7 @@ def read_jsonl(path: Path, *, allow_cut_end: bool = True) -> list[dict[str, Any]
 def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         record = json.loads(line)
-    except (ValueError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise RunDirectoryError(f"{path}, line {number}: no JSON ({error})") from error
     if not isinstance(record, dict):
         raise RunDirectoryError(f"{path}, line {number}: no JSON object but {type(record).__name__}")
