@@ -264,3 +264,32 @@ def test_training_on_sglang(model: Path, tmp_path: Path) -> None:
     assert [row["step"] for row in steps] == [1, 2]
     assert all(row["logprob_gap_max"] < 1e-3 for row in steps)
     assert all(0 <= row["draft_acceptance"] <= 1 and 1 <= row["draft_length"] <= 3 for row in steps)
+
+
+def test_pictures_are_learnt_from_what_servers_saw(tmp_path: Path) -> None:
+    """The server sees the trainer's pictures at the trainer's places; its frozen tower stays as it loaded it,
+    which is checked by digest at every update."""
+    from relax_core.config.root import RelaxConfig
+    from relax_core.testing.colours import write_model, write_rows
+    from relax_core.testing.runs import records, start
+
+    rows = write_rows(tmp_path / "task")
+    config = RelaxConfig.model_validate(
+        {
+            "run": {"steps": 3, "device": "cpu", "progress": "none", "threads": 1, "name": "colours"},
+            "model": {"path": str(write_model(tmp_path / "model")), "vision": "frozen"},
+            "data": {"path": str(rows), "images_key": "images"},
+            "trainer": {"lr": 1e-2, "precision": "fp32"},
+            "rollout": {
+                "engine": "sglang", "prompts_per_step": 8, "samples_per_prompt": 4, "max_new_tokens": 3,
+                "max_batch_size": 32,
+            },
+            "reward": {"function": "exact_match", "concurrency": 1},
+            "eval": {"every": 0},
+            "checkpoint": {"every": 0},
+        }
+    )  # fmt: skip
+    steps = [step for step in records(start(config, tmp_path / "run")) if "reward" in step]
+    assert len(steps) == 3
+    # Float32 on both sides; a picture at another place, or none, gives 0.1.
+    assert max(step["logprob_gap_max"] for step in steps) < 1e-4

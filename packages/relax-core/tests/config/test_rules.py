@@ -134,6 +134,9 @@ SHAPE_CASES = [
     ("drafts-have-a-layer", NPU, "mtp.layers=0 mtp.init=truncate", "rollout.draft_tokens", "0, or", None),
     ("drafts-are-not-far-beyond-their-depth", NPU, "rollout.draft_tokens=5", "rollout.draft_tokens",
      "at most 4", "4"),
+    ("pictures-cross-stages-without-gradients", "qwen35-35b-a3b-sft-mtp-8xnpu",
+     "parallel.pipeline=2 parallel.expert=4 mtp.detach_embedding=false", "mtp.detach_embedding",
+     "true, or parallel.pipeline 1", "true"),
     ("engines-spread-heads", MOE, "sglang.tensor=3 cluster.engines=5", "sglang.tensor", "1, 2, 4", "2"),
 ]  # fmt: skip
 

@@ -87,11 +87,12 @@ def build_chunks(
         model = replace(model, mtp_layers=0, tied=False)
     stage_layers(model.num_layers, parallel)
     refuse_idle_targets(model, lora)
-    if model.vision and model.mtp_layers and parallel.pipeline > 1:
+    detached = mtp is None or mtp.detach_embedding
+    if model.vision and model.mtp_layers and parallel.pipeline > 1 and not detached:
         raise ValueError(
-            f"parallel.pipeline is {parallel.pipeline} and the model has a vision tower and draft layers: "
-            "these lie on the last stage and would need what the tower saw on the first; set "
-            "parallel.pipeline to 1, mtp.layers to 0 or model.vision to absent"
+            f"parallel.pipeline is {parallel.pipeline}, the model has a vision tower and draft layers, and "
+            "mtp.detach_embedding is false: what the tower saw goes from the first stage to the last without "
+            "a way back for its gradient; set mtp.detach_embedding to true or parallel.pipeline to 1"
         )
     chunks = []
     for chunk in range(parallel.pipeline_chunks):

@@ -31,6 +31,7 @@ from relax_core.model.mtp import MultiTokenPrediction
 from relax_core.model.mtp_config import MtpConfig
 from relax_core.model.packed import PackedContext
 from relax_core.model.spec import trunk_spec
+from relax_core.model.vision.link import FeatureLink
 from relax_core.model.vision.tower import VisionTower
 from relax_core.packing import PackedLayout
 from relax_core.packing.pictures import RowPictures
@@ -92,6 +93,9 @@ class Qwen35Model(LanguageModule):  # type: ignore[misc]
         )
         if post_process:
             self.output_layer = self.make_head()
+        # Draft layers look ahead onto pictures that the first stage saw.
+        apart = pre_process != post_process and model.vision is not None and model.mtp_layers > 0
+        self._features = FeatureLink() if apart else None
         # Megatron's schedules take any attribute called mtp for a block with layers.
         if self.mtp_process:
             self.mtp = MultiTokenPrediction(
@@ -205,6 +209,14 @@ class Qwen35Model(LanguageModule):  # type: ignore[misc]
             return []
         embeddings = [self._embed(tokens_T) for tokens_T in ahead_T]
         if pictures is not None:
+            if pictures.seen_MD is None:
+                assert self._features is not None, "the trunk's pass comes first"
+                pictures.seen_MD = self._features.receive(
+                    pictures.tokens,
+                    self.model_config.hidden_size,
+                    dtype=self.config.params_dtype,
+                    device=hidden_TD.device,
+                )
             embeddings = [
                 self._place(embedding_T1D, layout, pictures, ahead)
                 for ahead, embedding_T1D in enumerate(embeddings, start=1)
@@ -293,6 +305,8 @@ class Qwen35Model(LanguageModule):  # type: ignore[misc]
             return hidden_T1D + self.visual.nothing() if learns else hidden_T1D
         with torch.set_grad_enabled(self.visual.trained and torch.is_grad_enabled()):
             pictures.seen_MD = self.visual(pictures.patches_PF, pictures.grids)
+        if self._features is not None and pictures.for_drafts:
+            self._features.send(pictures.seen_MD)
         return self._place(hidden_T1D, layout, pictures, 0)
 
     def _place(

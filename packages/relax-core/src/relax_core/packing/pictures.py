@@ -25,6 +25,7 @@ class RowPictures:
         member_T: int64 on the host, which picture token (0 to M - 1) a position of the whole row holds, -1
             for text.
         positions_3T: int64 on the host, frame, row and column position of every token in its sample.
+        for_drafts: whether draft layers will look at them.
         seen_MD: what the tower made of them: the trunk's pass keeps it for the draft layers.
     """
 
@@ -32,11 +33,17 @@ class RowPictures:
     grids: tuple[Grid, ...]
     member_T: Tensor
     positions_3T: Tensor
+    for_drafts: bool = False
     seen_MD: Tensor | None = field(default=None, compare=False)
 
     @classmethod
     def pack(
-        cls, layout: PackedLayout, pictures: Sequence[Sequence[PlacedPicture]], device: torch.device
+        cls,
+        layout: PackedLayout,
+        pictures: Sequence[Sequence[PlacedPicture]],
+        device: torch.device,
+        *,
+        for_drafts: bool = False,
     ) -> "RowPictures | None":
         """The pictures of the samples of `layout`, in its order; None if no sample has one."""
         placed = [one for of_sample in pictures for one in of_sample]
@@ -56,7 +63,13 @@ class RowPictures:
             tuple(one.picture.grid for one in placed),
             layout.pack(members, dtype=torch.int64, fill=-1),
             torch.stack([layout.pack([p[row] for p in positions], dtype=torch.int64) for row in range(3)]),
+            for_drafts,
         )
+
+    @property
+    def tokens(self) -> int:
+        """M: tokens of all pictures."""
+        return int(self.member_T.max()) + 1
 
     def placed(
         self, layout: PackedLayout, ahead: int, device: torch.device, *, piece: tuple[int, int] = (0, 1)

@@ -167,7 +167,9 @@ class MicroBatch:
                 if context_size > 1 and draft_depths
                 else None
             ),
-            pictures=RowPictures.pack(layout, [s.pictures for s in chosen], device),
+            pictures=RowPictures.pack(
+                layout, [s.pictures for s in chosen], device, for_drafts=draft_depths > 0
+            ),
         )
 
 

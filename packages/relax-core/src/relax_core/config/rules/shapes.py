@@ -220,6 +220,22 @@ def _drafts_are_not_far_beyond_their_depth(config: RelaxConfig, model: Qwen35Con
         )
 
 
+def _pictures_cross_stages_without_gradients(config: RelaxConfig, model: Qwen35Config) -> Iterator[Problem]:
+    """What the tower saw goes from the first pipeline stage to the draft layers on the last, and no gradient
+    comes back."""
+    layers = model.mtp_layers if config.mtp.layers is None else config.mtp.layers
+    apart = config.model.vision != "absent" and layers and config.parallel.pipeline > 1
+    if apart and not config.mtp.detach_embedding:
+        yield Problem(
+            ("mtp", "detach_embedding"),
+            f"parallel.pipeline is {config.parallel.pipeline}, and the draft layers on the last stage would "
+            "give what the first stage saw a gradient",
+            given="false",
+            allowed="true, or parallel.pipeline 1",
+            nearest="true",
+        )
+
+
 def _engines_spread_heads(config: RelaxConfig, model: Qwen35Config) -> Iterator[Problem]:
     """The devices of a server share its heads as tensor-parallel ranks do."""
     if config.rollout.engine != "sglang":
@@ -255,6 +271,7 @@ SHAPE_RULES = tuple(
             _one_draft_layer_is_repeated,
             _drafts_have_a_layer,
             _drafts_are_not_far_beyond_their_depth,
+            _pictures_cross_stages_without_gradients,
             _engines_spread_heads,
         ),
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from relax_rollout.engine import EngineError
+from relax_rollout.engines.sglang.pictures import to_item
 from relax_rollout.requests import SEED_LIMIT, Completion, DraftCounts, Request
 
 
@@ -49,6 +50,8 @@ def to_body(flights: Sequence[Flight]) -> dict[str, Any]:
         "logprob_start_len": [-1] * len(flights),
         "top_logprobs_num": [f.request.top_logprobs for f in flights],
     }
+    if any(f.request.pictures for f in flights):
+        body["image_data"] = [[to_item(f.request.pictures)] for f in flights]
     if any(f.request.logprob_ids for f in flights):
         # SGLang takes a list for every request or for none.
         body["token_ids_logprob"] = [list(f.request.logprob_ids) or [0] for f in flights]

@@ -30,8 +30,15 @@ class Sending(Fleet):
         if not requests:
             return []
         await self._ready()
-        vocabulary = self._servers[0].description["vocabulary"]
-        check_requests(requests, self._flights, vocabulary=vocabulary, context=self._context)
+        facts = self._servers[0].description
+        patch = facts.get("patch")
+        check_requests(
+            requests,
+            self._flights,
+            vocabulary=facts["vocabulary"],
+            context=self._context,
+            patch=None if patch is None else (patch[0], patch[1]),
+        )
         flights = [Flight(request, self._next_rid()) for request in requests]
         self._flights |= {flight.request.id: flight for flight in flights}
         tasks = [asyncio.create_task(self._fly(part)) for part in _parts(flights, self._batch)]

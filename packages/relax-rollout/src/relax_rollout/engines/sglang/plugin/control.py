@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from relax_rollout.engines.sglang.plugin import faults, memory, versions
+from relax_rollout.engines.sglang.plugin import TEXT_ONLY, faults, memory, versions
 from relax_rollout.weights.broadcast import BroadcastGroup, BroadcastSource, Meeting
 from relax_rollout.weights.bucket import Bucket, wrong_names
 from relax_rollout.weights.files import FileSource
@@ -125,7 +125,16 @@ class Control:
             "parameters": sum(counted.values()),
             "context": self._runner.model_config.context_len,
             "vocabulary": self._runner.model_config.vocab_size,
+            "patch": self._patch(),
         }
+
+    def _patch(self) -> list[int] | None:
+        """Numbers of a picture's patch, and patches along one side of a token; None without a tower."""
+        vision = getattr(self._runner.model_config.hf_config, "vision_config", None)
+        if vision is None or os.environ.get(TEXT_ONLY) == "1":
+            return None
+        numbers = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
+        return [numbers, vision.spatial_merge_size]
 
     def _status(self, message: Mapping[str, Any]) -> dict[str, Any]:
         scheduler = self._updater.scheduler

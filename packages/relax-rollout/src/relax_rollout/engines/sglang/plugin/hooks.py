@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from relax_rollout.engines.sglang.plugin import abort, control, memory, sampler, versions
+from relax_rollout.engines.sglang.plugin import abort, control, memory, pictures, sampler, versions
 from relax_rollout.engines.sglang.plugin.text_only import NoVision
 
 
@@ -20,6 +20,9 @@ def register(*, text_only: bool) -> None:
         f"{components}.output_streamer._GenerationStreamAccumulator.accept": versions.around_accept,
         f"{scheduler}.abort_request": abort.around_abort_request,
     }
+    if not text_only:
+        processor = "sglang.srt.multimodal.processors.qwen_vl.QwenVLImageProcessor"
+        around[f"{processor}.process_mm_data_async"] = pictures.around_process
     for target, function in around.items():
         HookRegistry.register(target, function, HookType.AROUND)
     replaced: dict[str, Any] = {
