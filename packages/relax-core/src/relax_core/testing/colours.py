@@ -49,7 +49,7 @@ def model_config() -> dict[str, Any]:
         "layer_types": ["linear_attention", "full_attention"],
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
-        "head_dim": 32,
+        "head_dim": 16,
         "linear_num_key_heads": 2,
         "linear_num_value_heads": 2,
         "linear_key_head_dim": 8,
@@ -62,7 +62,7 @@ def model_config() -> dict[str, Any]:
             "rope_type": "default",
             "rope_theta": 10000.0,
             "partial_rotary_factor": 0.25,
-            "mrope_section": [2, 1, 1],
+            "mrope_section": [1, 1, 0],
             "mrope_interleaved": True,
         },
     }

@@ -18,7 +18,7 @@ def colours(tmp_path_factory):
 def colours_run(colours):
     """The config of reinforcement learning on the task; sections given change single settings."""
     base = {
-        "run": {"steps": 2, "device": "cpu", "progress": "none", "threads": 1, "seed": 1, "name": "colours"},
+        "run": {"steps": 2, "device": "cpu", "progress": "none", "threads": 1, "seed": 0, "name": "colours"},
         "model": {"path": str(colours / "model"), "vision": "trained"},
         "data": {"path": str(colours / "rows.jsonl"), "images_key": "images"},
         "trainer": {"lr": 1e-2, "precision": "fp32"},
