@@ -201,18 +201,19 @@ MOMENTS: dict[str, list[Callable[[Path], bool]]] = {
         lambda run: any(run.glob("checkpoints/.step_4.partial/manifest.json")),
     ],
     "between steps": [done(1), done(3)],
+    "while checkpoints are written behind": [done(1), done(2), done(3)],
     "while it exports": [lambda run: any(run.glob(".hf.*"))],
     "once all is saved": [lambda run: (run / "checkpoints" / f"step_{STEPS}").exists()],
 }
 
 
-@pytest.mark.parametrize("moments", MOMENTS.values(), ids=MOMENTS)
+@pytest.mark.parametrize("moment", MOMENTS)
 def test_a_killed_run_that_is_resumed_ends_with_the_same_bytes(
-    train: Train, reference: Path, tmp_path: Path, moments: list[Callable[[Path], bool]]
+    train: Train, reference: Path, tmp_path: Path, moment: str
 ) -> None:
     path = tmp_path / "runs" / "killed"
-    run = train(tmp_path, *small("killed"))
-    for reached in moments:
+    run = train(tmp_path, *small("killed", checkpoint__asynchronous=moment.endswith("written behind")))
+    for reached in MOMENTS[moment]:
         run.until(lambda reached=reached: reached(path))
         run.send(signal.SIGKILL)
         assert run.end() == -signal.SIGKILL
