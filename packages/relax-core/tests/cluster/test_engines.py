@@ -531,7 +531,8 @@ def test_an_update_is_exposed_while_nothing_samples_or_while_engines_are_asked(m
         while sampling and not host.log:
             await asyncio.sleep(0)
         # A clock that goes a second each time somebody looks: every call takes one.
-        monkeypatch.setattr(engines_module.time, "perf_counter", lambda seconds=count(): float(next(seconds)))
+        seconds = count()
+        monkeypatch.setattr(engines_module.time, "perf_counter", lambda: float(next(seconds)))
         await host.group.begin_update(1)
         await host.group.load_shared("one")
         await host.group.load_shared("two")
