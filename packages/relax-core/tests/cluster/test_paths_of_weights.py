@@ -4,7 +4,8 @@ import logging
 
 import pytest
 from relax_core.cluster.config import ClusterConfig
-from relax_core.cluster.weight_path import equal_ranks, memory_sources
+from relax_core.cluster.weight_path import WeightPath, equal_ranks, memory_sources
+from relax_rollout import SharesRefusedError
 
 SHORT = {"run": {"steps": 2}}
 
@@ -60,3 +61,15 @@ def test_shares_are_handed_over_where_the_engine_has_a_rank_for_each(
     sglang = {"tensor": devices} if devices > 1 else {}
     config = small_run(cluster=cluster, parallel=parallel, rollout={"engine": "sglang"}, sglang=sglang)
     assert equal_ranks(config, sources) == each
+
+
+def test_tensors_that_an_engine_keeps_whole_are_gathered_and_all_if_that_is_not_enough():
+    path = WeightPath("ipc", "", {0: (0, 1)}, 2)
+    some = path.without(("mtp.fc.weight",), "kept whole")
+    assert (some.engine_ranks, some.gathered) == (2, ("mtp.fc.weight",))
+    assert some.without(("b",), "").gathered == ("mtp.fc.weight", "b")
+    assert some.without(("mtp.fc.weight",), "again").engine_ranks is None
+    assert path.without((), "no names").engine_ranks is None
+    text = "server 0 refused receive: shares that are not enough: a.weight, b; the first: places 0 to 4"
+    assert SharesRefusedError(text).names == ("a.weight", "b")
+    assert SharesRefusedError("otherwise").names == ()

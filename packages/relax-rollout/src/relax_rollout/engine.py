@@ -1,5 +1,6 @@
 """The engine protocol: sampling, weight updates as transactions, and control."""
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -30,7 +31,13 @@ class TransferError(EngineError):
 
 
 class SharesRefusedError(EngineError):
-    """The shares of tensors that an engine was given are not what its ranks keep; send whole tensors."""
+    """Some shares of tensors are not all that an engine's ranks keep; send those tensors whole."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the tensors, as far as they were tried."""
+        found = re.search(r"shares that are not enough: ([^;]*);", str(self))
+        return tuple(found[1].split(", ")) if found else ()
 
 
 class WeightUpdateError(ValueError):

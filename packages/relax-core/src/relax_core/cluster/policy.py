@@ -112,10 +112,6 @@ class RayPolicy:
             except RankDiedError as died:
                 engine.drop_update()
                 await asyncio.to_thread(self._recover, died, attempt)
-            except SharesRefusedError as refused:
-                engine.drop_update()
-                assert self._path is not None, "a path was taken"
-                self._path = self._path.whole(str(refused))
             except (EnginesLostError, TransferError) as lost:
                 engine.drop_update()
                 self._met = None
@@ -128,6 +124,15 @@ class RayPolicy:
         )
 
     async def _update(self, engine: EngineGroup, version: int) -> int:
+        while True:
+            try:
+                return await self._update_once(engine, version)
+            except SharesRefusedError as refused:
+                engine.drop_update()
+                assert self._path is not None, "a path was taken"
+                self._path = self._path.without(refused.names, str(refused))
+
+    async def _update_once(self, engine: EngineGroup, version: int) -> int:
         if self._path is None:
             device = choose_device(self._config.run.device)
             self._path = await choose_path(self._config, device, self._ranks, engine)
@@ -162,7 +167,7 @@ class RayPolicy:
             folder.mkdir(parents=True, exist_ok=True)
             self._folder = tempfile.mkdtemp(prefix="relax-weights-", dir=folder)
         try:
-            await self._ask("begin_export", path.path, self._folder, path.engine_ranks)
+            await self._ask("begin_export", path.path, self._folder, path.engine_ranks, path.gathered)
         except BridgeError as error:
             self._path = path = path.whole(str(error))
             await self._ask("begin_export", path.path, self._folder)

@@ -128,7 +128,11 @@ class TrainerRank:
         self._probe.close()
 
     def begin_export(
-        self, path: SendingPath | None = None, folder: str | None = None, engine_ranks: int | None = None
+        self,
+        path: SendingPath | None = None,
+        folder: str | None = None,
+        engine_ranks: int | None = None,
+        gathered: Collection[str] = (),
     ) -> None:
         """From here on the present weights are given, which must not change until the last one.
 
@@ -137,6 +141,7 @@ class TrainerRank:
             folder: of the path disk.
             engine_ranks: of an engine that cuts tensors as the trainer does: each of its ranks is given the
                 share of one rank here, and nothing is gathered. None gives whole tensors.
+            gathered: names of tensors that such an engine wants whole all the same.
 
         Raises:
             BridgeError: the engine cuts them otherwise.
@@ -145,7 +150,7 @@ class TrainerRank:
         if engine_ranks is None:
             self._export = buckets(self._policy.changing_tensors(), BUCKET_BYTES)
         else:
-            self._export = self._own_shares(engine_ranks)
+            self._export = self._own_shares(engine_ranks, gathered)
         if path is None:
             return
         if self._sender is None:
@@ -154,9 +159,9 @@ class TrainerRank:
             self._sender = WeightSender(path, folder=folder, lent=lent)
         self._sender.begin()
 
-    def _own_shares(self, engine_ranks: int) -> Iterator[Mapping[str, Tensor]]:
+    def _own_shares(self, engine_ranks: int, gathered: Collection[str]) -> Iterator[Mapping[str, Tensor]]:
         """Buckets of this rank's shares, of the same tensors on every rank."""
-        shares = self._policy.changing_shares(engine_ranks)
+        shares = self._policy.changing_shares(engine_ranks, gathered)
 
         def grouped() -> Iterator[Mapping[str, Tensor]]:
             bucket: dict[str, Tensor] = {}

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -29,12 +29,21 @@ class WeightPath:
         sources: by engine, the ranks whose memory its processes open, one for all of them or one for each.
         engine_ranks: of an engine that cuts tensors as the trainer does: its ranks get the trainer's shares,
             and nothing is gathered. None sends whole tensors.
+        gathered: names of tensors of which such an engine keeps more than the shares have.
     """
 
     path: Path
     why: str
     sources: Mapping[int, tuple[int, ...]]
     engine_ranks: int | None = None
+    gathered: tuple[str, ...] = ()
+
+    def without(self, names: Collection[str], why: str) -> "WeightPath":
+        """The same path with these tensors whole."""
+        if not names or set(names) <= set(self.gathered):
+            return self.whole(why)
+        _log.info("gathered before they travel: %s (%s)", ", ".join(names), why)
+        return replace(self, gathered=(*self.gathered, *names))
 
     def whole(self, why: str) -> "WeightPath":
         """The same path for whole tensors."""

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -28,7 +28,7 @@ from relax_core.model.build import build_chunks, freeze_tower
 from relax_core.model.critic import copy_trunk
 from relax_core.model.linear import adapters_off
 from relax_core.model.lora_config import LoraConfig
-from relax_core.model.placement import Placement
+from relax_core.model.placement import Placement, whole_share
 from relax_core.run.trace import ProcessSpans, span
 from relax_core.trainer.checkpoint import CheckpointWriter, load_checkpoint
 from relax_core.trainer.config import TrainerConfig
@@ -149,11 +149,11 @@ class LocalPolicy:
             lend(self.own_memory())
             self._lent = True
 
-    def changing_shares(self, engine_ranks: int) -> Iterator[HfShard]:
-        """This rank's part of `changing_tensors`; see `Placement.shares`."""
+    def changing_shares(self, engine_ranks: int, gathered: Collection[str] = ()) -> Iterator[HfShard]:
+        """This rank's part of `changing_tensors`, those in `gathered` whole; see `Placement.shares`."""
         kept = frozenset(self.kept.names)
         shares = self._placement.shares(self.trainer.chunks, engine_ranks)
-        return (share for share in shares if share.name not in kept)
+        return (whole_share(s) if s.name in gathered else s for s in shares if s.name not in kept)
 
     def own_memory(self) -> list[Tensor]:
         """The parameters of this rank, which stay where they are."""

@@ -232,6 +232,31 @@ def _layout(chunks: Sequence[Qwen35Model]) -> Layout:
     )
 
 
+@torch.no_grad()
+def whole_share(share: HfShard) -> HfShard:
+    """The whole of which every tensor-parallel rank has a share; all of them ask together.
+
+    The shares go by way of the host: this is for the few tensors that an engine keeps whole.
+    """
+    if share.tensor.shape == share.shape:
+        return share
+    experts = share.experts is not None
+    group = (
+        parallel_state.get_expert_tensor_parallel_group()
+        if experts
+        else parallel_state.get_tensor_model_parallel_group()
+    )
+    parts: list[Any] = [None] * group.size()
+    dist.all_gather_object(parts, (share.ranges, share.tensor.cpu()), group=group)
+    whole = torch.empty(share.shape, dtype=share.tensor.dtype, device=share.tensor.device)
+    for ranges, tensor in parts:
+        at = 0
+        for start, size in ranges:
+            whole.narrow(share.axis, start, size).copy_(tensor.narrow(share.axis, at, size))
+            at += size
+    return share._replace(tensor=whole)
+
+
 def named_weights(model: Qwen35Model) -> Iterator[tuple[str, Tensor]]:
     """This rank's weights, detached, as the weight map calls them; experts one by one.
 

@@ -140,11 +140,12 @@ class Receiver:
         """
         staged = self._open(update)
         entries = bucket.entries
-        try:
-            for model in self._models:
-                model.regions.take(entries)
-        except LookupError as error:
-            raise ShareRefusedError(str(error)) from error
+        refused: dict[str, str] = {}
+        for model in self._models:
+            refused |= model.regions.take(entries)
+        if refused:
+            why = next(iter(refused.values()))
+            raise ShareRefusedError(f"shares that are not enough: {', '.join(refused)}; the first: {why}")
         if bucket.lasts or place not in staged.buckets:
             buffer = source.fetch(bucket.nbytes, self.device)
             arrived = self._views(place, entries, buffer, source.stays)

@@ -140,12 +140,13 @@ class Regions:
             return region.source
         return region.source.of_share(entry.share, entry.share.shape)
 
-    def take(self, entries: Iterable[Entry]) -> None:
+    def take(self, entries: Iterable[Entry]) -> dict[str, str]:
         """Note of which tensors a share comes instead of the whole, before :meth:`pairs` is asked.
 
-        Raises:
-            LookupError: the model keeps some of a tensor that its share does not have.
+        Returns:
+            name -> why its share is not enough, where the model keeps some of a tensor that is not in it.
         """
+        refused = {}
         for entry in entries:
             self.shares.pop(entry.name, None)
             if entry.share is None or entry.name not in self.of:
@@ -155,7 +156,8 @@ class Regions:
                 for region in self.of[entry.name]:
                     self._source(entry.name, region)
             except LookupError as error:
-                raise LookupError(f"the share of {entry.name} is not what is kept here: {error}") from error
+                refused[entry.name] = str(error)
+        return refused
 
     def forget(self) -> None:
         """Let go of the tensors of earlier calls."""
