@@ -258,6 +258,8 @@ def test_training_on_sglang(model: Path, tmp_path: Path) -> None:
     (log,) = (tmp_path / "runs").rglob("log.txt")
     said = log.read_text()
     assert "weights travel by ipc: every engine opens the memory of ranks on its devices; each of its" in said
+    assert "gathered before they travel: mtp.fc.weight (" in said
+    assert "gathered into whole tensors" not in said
     (file,) = (tmp_path / "runs").rglob("metrics.jsonl")
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     steps = [row for row in rows if "logprob_gap_max" in row]
