@@ -17,15 +17,13 @@ def test_runs_by_broadcast_and_by_disk_give_the_bits_of_one_process_though_an_en
     caplog.set_level(logging.INFO, "relax_core.cluster")
     inline = finish(small_run(**SHORT), "inline")
     folder = tmp_path / "weights"
-    for path, more, death in (
-        ("broadcast", {}, {2: ("engine", 0)}),
-        ("disk", {"update_folder": str(folder)}, {}),
-    ):
-        killed = killing(death)
+    # In the first run on Ray; its step is struck off then.
+    killed = killing({2: ("engine", 0)})
+    for path, more in (("broadcast", {}), ("disk", {"update_folder": str(folder)})):
         settings = {**SHORT, "cluster": {"mode": "ray"}, "rollout": {"update_path": path, **more}}
         same_results(finish(small_run(**settings), path), inline)
-        assert len(killed) == (path == "broadcast")
         assert f"weights travel by {path}: as asked for" in caplog.text
+    assert len(killed) == 1
     assert "engine 0 serves version 1 again" in caplog.text
     assert not list(folder.iterdir())
 
