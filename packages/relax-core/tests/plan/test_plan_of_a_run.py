@@ -1,6 +1,7 @@
 """A whole plan: what is added up where, what is refused, and what a change of settings does."""
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -204,6 +205,19 @@ def test_values_are_json_and_the_page_draws_every_group_of_devices():
     assert "rank 8-15 + engine 1" in page
     assert page.count("<rect") > 20
     assert "<script" not in page
+
+
+def test_every_kind_of_memory_has_a_look_of_its_own_in_every_bar_and_in_the_legend():
+    page = render_plan(planned("qwen35-35b-a3b-16xnpu-thd", "--sglang.memory_fraction", "0.6"))
+    bars = re.findall(r"<rect x=[^>]*?(fill=[^>]*)><title>([^:]*): [^<]* GiB", page)
+    legend = re.findall(r"<rect width=\"10\" height=\"10\" (fill=[^/]*)/></svg>([^<]*)<", page)
+    looks = {}
+    for look, kind in (*bars, *legend):
+        if kind not in ("sampling", "score", "train", "update"):
+            looks.setdefault(kind, set()).add(look)
+    assert len(looks) > 8
+    assert all(len(one) == 1 for one in looks.values()), looks
+    assert len(set.union(*looks.values())) == len(looks), "no two kinds look alike"
 
 
 def test_planning_needs_neither_torch_nor_two_seconds_of_work():

@@ -10,7 +10,11 @@ from relax_core.plan.devices import GIB
 from relax_core.plan.result import Plan
 from relax_core.plan.text import KINDS, groups, plan_lines
 
-_COLOURS = {kind: f"var(--c{1 + index % 8})" for index, kind in enumerate(KINDS)}
+_COLOURS = {
+    kind: f'fill="var(--c{1 + index % 8})" fill-opacity="{(1, 0.5, 0.25)[index // 8]}"'
+    for index, kind in enumerate(KINDS)
+}
+"""Each kind's own: eight colours, in three shades."""
 _PHASES = ("sampling", "score", "train", "update")
 _OWN_STYLE = """
 .bars text { fill: var(--ink); font-size: 12px; font-variant-numeric: tabular-nums; }
@@ -18,9 +22,8 @@ _OWN_STYLE = """
 .bars .soft { fill: var(--soft); }
 .bars .over { fill: var(--bad); font-weight: 600; }
 pre { margin: 0; padding: 14px; overflow-x: auto; font-size: 12.5px; }
-.bars .pale { opacity: 0.55; }
 """
-_WIDTH, _LEFT, _HEIGHT, _GAP = 1100, 260, 22, 12
+_WIDTH, _LEFT, _RIGHT, _HEIGHT, _GAP = 1100, 260, 140, 22, 12
 
 
 def render_plan(plan: Plan) -> str:
@@ -53,7 +56,7 @@ def render_plan(plan: Plan) -> str:
 def _memory(plan: Plan) -> str:
     rows = groups(plan)
     most = max(max(use.peak, use.limit) for _, use in rows)
-    scale = (_WIDTH - _LEFT - 90) / most
+    scale = (_WIDTH - _LEFT - _RIGHT) / most
     bars = []
     for number, (names, use) in enumerate(rows):
         top = number * (_HEIGHT + _GAP) + 4
@@ -75,8 +78,8 @@ def _memory(plan: Plan) -> str:
 def _time(plan: Plan) -> str:
     parts = [(phase, plan.phases[phase]) for phase in _PHASES if plan.phases.get(phase)]
     total = sum(seconds for _, seconds in parts)
-    colours = {phase: f"var(--c{1 + index})" for index, phase in enumerate(_PHASES)}
-    scale = (_WIDTH - _LEFT - 90) / max(total, 1e-9)
+    colours = {phase: f'fill="var(--c{1 + index})"' for index, phase in enumerate(_PHASES)}
+    scale = (_WIDTH - _LEFT - _RIGHT) / max(total, 1e-9)
     bars = [_bar(f"a step: {plan.step_seconds:.1f} s", parts, 4, scale, colours)]
     return _svg(bars, _HEIGHT + 12, "Time of a step") + _legend([phase for phase, _ in parts], colours)
 
@@ -86,13 +89,12 @@ def _bar(
 ) -> str:
     found = [f'<text x="{_LEFT - 10}" y="{top + 15}" text-anchor="end">{escape(name)}</text>']
     x = float(_LEFT)
-    for index, (kind, size) in enumerate(parts):
+    for kind, size in parts:
         width = size * scale
-        pale = ' class="pale"' if index % 2 else ""
         shown = f"{size / GIB:.2f} GiB" if size > 1e6 else f"{size:.2f} s"
         found.append(
-            f'<rect{pale} x="{x:.1f}" y="{top}" width="{max(0.5, width):.1f}" height="{_HEIGHT}" '
-            f'fill="{colours[kind]}"><title>{escape(kind)}: {shown}</title></rect>'
+            f'<rect x="{x:.1f}" y="{top}" width="{max(0.5, width):.1f}" height="{_HEIGHT}" '
+            f"{colours[kind]}><title>{escape(kind)}: {shown}</title></rect>"
         )
         x += width
     return "".join(found)
@@ -108,7 +110,7 @@ def _svg(shapes: Iterable[str], height: float, label: str) -> str:
 def _legend(kinds: Iterable[str], colours: Mapping[str, str]) -> str:
     items = "".join(
         '<li><svg class="swatch" width="10" height="10">'
-        f'<rect width="10" height="10" fill="{colours[kind]}"/></svg>{escape(kind)}</li>'
+        f'<rect width="10" height="10" {colours[kind]}/></svg>{escape(kind)}</li>'
         for kind in kinds
     )
     return f'<ul class="legend">{items}</ul>'
