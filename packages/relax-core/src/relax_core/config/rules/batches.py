@@ -91,7 +91,8 @@ def _experts_spread_over_a_stage(cluster: ClusterConfig, parallel: ParallelConfi
     shares = parallel.expert_tensor or parallel.tensor
     stage = cluster.trainer_ranks // parallel.pipeline
     copy = parallel.expert * shares
-    if not stage or stage % copy == 0:
+    # Ranks that make no whole replica are another problem, which would come with this one.
+    if stage % (parallel.tensor * parallel.context) or stage % copy == 0:
         return
     # With the experts of a stage in one place, only their own tensor size can be wrong.
     name, given, rest = (
