@@ -51,6 +51,26 @@ def test_an_updated_engine_equals_one_started_from_those_weights(harness, mixed,
     assert harness.run(test) == harness.generate(mixed, harness.other)
 
 
+def test_kept_weights_stay_are_digested_and_refused_when_they_come(harness, models, tensors):
+    """Half of the weights stay as they serve; one more that is named is not served with."""
+    before = models.load().state_dict()
+    names = list(tensors)
+    kept, sent = names[::2], names[1::2]
+
+    async def test(engine):
+        await engine.begin_update(1, [*kept, "model.visual.none"])
+        await engine.load({name: tensors[name] for name in sent})
+        digests = await engine.end_update()
+        await engine.begin_update(2, kept)
+        with pytest.raises(WeightUpdateError, match=f"{kept[0]} is to stay as it is in the update to"):
+            await engine.load({kept[0]: tensors[kept[0]]})
+        return digests
+
+    digests = harness.run(test)
+    wanted = {name: before[name] for name in kept} | {name: tensors[name] for name in sent}
+    assert digests == {name: tensor_digest(tensor) for name, tensor in wanted.items()}
+
+
 def test_dtypes_are_announced_and_tensors_cast(harness, tensors):
     async def test(engine):
         return await update(engine, {name: tensor.double() for name, tensor in tensors.items()})
