@@ -62,6 +62,21 @@ def test_a_checkpoint_that_cannot_be_read_is_refused_in_words(capsys, tmp_path, 
     assert words in text
 
 
+@pytest.mark.parametrize(
+    ("field", "flags"),
+    [
+        ("teacher.path", ["--algorithm.name", "on_policy_distillation"]),
+        ("model.reference_path", ["--algorithm.kl_loss_coef", "0.1"]),
+        ("critic.path", ["--algorithm.name", "ppo"]),
+    ],
+)
+def test_a_further_model_that_cannot_be_read_is_refused_by_its_own_field(capsys, field, flags):
+    assert main(["--plan", "--recipe", "math-rl", *flags, f"--{field}", "nowhere/Qwen3.5-9C"]) == 2
+    text = " ".join(capsys.readouterr().err.split())
+    assert f"1 problem in the configuration {field} = nowhere/Qwen3.5-9C" in text
+    assert "did you mean Qwen3.5-9B?" in text
+
+
 def test_a_launch_runs_the_same_checks_first():
     with pytest.raises(ConfigError) as caught:
         refuse_unready(load_config("quickstart", ["--mtp.layers", "3"]))

@@ -33,7 +33,7 @@ def plan_text(
     try:
         made = plan(config, recipe=recipe, device=device)
     except (UnknownModelError, UnsupportedModelError) as error:
-        raise ConfigError([Problem(("model", "path"), str(error), given=config.model.path)]) from error
+        raise ConfigError(list(_unreadable_models(config))) from error
     except ValueError as error:
         raise ConfigError([Problem((), str(error), given=device, origin="--plan-device")]) from error
     if page is not None:
@@ -41,6 +41,29 @@ def plan_text(
     if as_json:
         return json.dumps(plan_values(made), indent=1), not made.problems
     return "\n".join(plan_lines(made)), not made.problems
+
+
+def _unreadable_models(config: RelaxConfig) -> Iterator[Problem]:
+    """Every checkpoint of a run whose sizes cannot be found or trained."""
+    from relax_core.model.config import Qwen35Config, UnsupportedModelError
+    from relax_core.plan.shapes import UnknownModelError, model_facts
+
+    vision = config.model.vision != "absent"
+    named = {
+        ("model", "path"): config.model.path,
+        ("model", "reference_path"): config.model.reference_path,
+        ("teacher", "path"): config.teacher.path,
+        ("critic", "path"): config.critic.path,
+    }
+    for path, given in named.items():
+        if given is None:
+            continue
+        try:
+            Qwen35Config.from_hf(model_facts(given), vision=vision)
+        except (UnknownModelError, UnsupportedModelError) as error:
+            yield Problem(
+                path, str(error), given=given, allowed="a checkpoint of a Qwen3.5 model, or its name"
+            )
 
 
 def shape_refusals(config: RelaxConfig) -> Iterator[Problem]:
