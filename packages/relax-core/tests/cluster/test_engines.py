@@ -395,6 +395,30 @@ def test_while_the_trainer_is_busy_it_takes_no_requests_and_the_next_update_take
     asyncio.run(asyncio.wait_for(go(), 60))
 
 
+@pytest.mark.parametrize("how", ["release_memory", "rest"])
+def test_memory_is_given_up_while_an_engine_waits_for_weights_that_the_trainer_cannot_give(monkeypatch, how):
+    monkeypatch.setattr("relax_core.cluster.engines._RETRY_S", 0)
+
+    async def go():
+        host = Host(count=2)
+        trainer = Trainer(host.group)
+        trainer.busy = True
+        await update_packed(host.group, 1, "1.")
+        host.engines[0].dead.set()
+        await host.group.abort([])
+        await settle()
+        await (host.group.rest(1) if how == "rest" else host.group.release_memory())
+        trainer.busy, trainer.version = False, 1
+        await settle()
+        # Weights could be had now, but there is no memory for them.
+        assert (host.starts, host.engines[0].version) == ([0, 1, 0], 0)
+        await (host.group.wake() if how == "rest" else host.group.reclaim_memory())
+        await settle()
+        assert host.engines[0].version == 1
+
+    asyncio.run(asyncio.wait_for(go(), 60))
+
+
 def test_an_engine_whose_servers_came_back_empty_gets_its_weights_without_a_start():
     async def go():
         host = Host(count=1)

@@ -259,9 +259,11 @@ class EngineGroup:
         It is live then: an update that comes takes it along.
         """
         try:
+            # Without its memory it could not take weights.
+            await self._reclaimed.wait()
             # An update in progress goes on without this engine, which then gets what came of it.
             async with self._updating:
-                if member.behind:
+                if member.behind and self._reclaimed.is_set():
                     await self._synchronise(member)
                     member.live, member.behind = True, False
             return
@@ -462,9 +464,21 @@ class EngineGroup:
     async def release_memory(self) -> None:
         """Lets the requests in flight end, holds later ones back, and then gives up the engines' memory."""
         await self._gate.close()
-        await asyncio.gather(*self._reviving)
-        self._reclaimed.clear()
+        await self._hold_back()
         await self._each("release_memory")
+
+    async def _hold_back(self) -> None:
+        """Waits for engines that start; from here on none is started or given weights that it lacks.
+
+        One that is live and lacks weights may have to wait for a trainer that has died, which is seen to only
+        after this: the next update takes it along.
+        """
+        async with self._changed:
+            await self._changed.wait_for(
+                lambda: self._failure is not None or all(member.live for member in self._members)
+            )
+        async with self._updating:
+            self._reclaimed.clear()
 
     async def reclaim_memory(self) -> None:
         """Takes the memory back and lets the requests in that have waited."""
@@ -477,8 +491,7 @@ class EngineGroup:
         shared = self._members[:count]
         for member in shared:
             member.resting = True
-        await asyncio.gather(*self._reviving)
-        self._reclaimed.clear()
+        await self._hold_back()
         await self._each("pause", "recompute", among=shared)
         await self._each("release_memory", among=shared)
 

@@ -218,6 +218,8 @@ class RayPolicy:
                     return
                 yield bucket
         except RankDiedError as died:
+            # The loop may be waiting for this engine: nobody else would see to the ranks.
+            await asyncio.to_thread(self._recover, died, 0)
             raise WeightsGoneError(str(died)) from died
         finally:
             self._using.release()

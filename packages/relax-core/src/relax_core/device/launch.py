@@ -114,13 +114,14 @@ def shutdown() -> None:
 
     parallel_state.destroy_model_parallel()
     dist.destroy_process_group()
-    torch.use_deterministic_algorithms(False)
+    torch.set_deterministic_debug_mode("default")
 
 
 def _be_deterministic(device: Device) -> None:
     for name, value in device.deterministic_variables.items():
         os.environ.setdefault(name, value)
-    torch.use_deterministic_algorithms(True)
+    # The other function of torch for this loads its compiler, to tell it too.
+    torch.set_deterministic_debug_mode("error")
     # All memory is written before it is read here; filling it with NaN first only takes time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
