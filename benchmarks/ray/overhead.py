@@ -1,8 +1,9 @@
 """What Ray adds to the quickstart on one machine: seconds until the first step, and time per step.
 
 Runs the quickstart in one process and with `cluster.mode ray`, in turn, and prints one JSON line per case and
-one with the ratios. Parity first: both must end with the same weights, bit for bit. Seconds of the clock depend
-on what else the machine does; `start_cpu_s` and `step_cpu_s` are processor seconds of all processes of the run.
+one with the ratios. Parity first: both must end with the same weights, bit for bit. Seconds of the clock
+depend on what else the machine does; `start_cpu_s` and `step_cpu_s` are processor seconds of all processes of
+a run.
 
     python benchmarks/ray/overhead.py --steps 10 --rounds 2
 """
