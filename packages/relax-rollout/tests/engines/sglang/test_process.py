@@ -93,6 +93,22 @@ def test_a_checkpoint_in_that_layout_keeps_it(tmp_path):
     assert config["text_config"]["max_position_embeddings"] == 100 + MARGIN
 
 
+@pytest.mark.parametrize(
+    ("stated", "share"),
+    [
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, 0.5),
+        ({"partial_rotary_factor": 0.75}, 0.75),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}, "partial_rotary_factor": 0.75}, 0.5),
+        ({"rope_parameters": {"rope_theta": 1e4}}, 0.25),
+    ],
+)
+def test_the_rotated_share_of_a_head_stands_where_that_release_reads_it(tmp_path, stated, share):
+    model = write(tmp_path / "model", TEXT | stated | {"layer_types": KINDS})
+    (tmp_path / "view").mkdir()
+    config = json.loads((write_view(model, tmp_path / "view") / "config.json").read_text())
+    assert config["text_config"]["partial_rotary_factor"] == share
+
+
 def test_another_model_is_served_as_it_is(tmp_path):
     model = write(tmp_path / "model", {"model_type": "llama"})
     assert write_view(model, tmp_path) == model

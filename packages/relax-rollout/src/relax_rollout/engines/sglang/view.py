@@ -1,7 +1,8 @@
 """A checkpoint as SGLang 0.5.15 can serve it: a folder of links and a config.json of its own.
 
-That release knows Qwen3.5 only in the vision-language layout, and needs ``full_attention_interval``, which
-transformers does not write. The weights are linked, never copied; their names stay as they are.
+That release knows Qwen3.5 only in the vision-language layout, needs ``full_attention_interval``, which
+transformers does not write, and takes 0.25 for the rotated share of a head where ``rope_parameters`` alone
+states it. The weights are linked, never copied; their names stay as they are.
 """
 
 import json
@@ -48,6 +49,8 @@ def write_view(model: Path, folder: Path) -> Path:
         return model
     text = {"full_attention_interval": _interval(text)} | text
     text["max_position_embeddings"] = max_context(model) + MARGIN
+    stated = {"partial_rotary_factor": 0.25} | text | (text.get("rope_parameters") or {})
+    text["partial_rotary_factor"] = stated["partial_rotary_factor"]
     if text.get("model_type") == config.get("model_type"):
         kind, architecture = LAYOUTS[config["model_type"]]
         config = {
