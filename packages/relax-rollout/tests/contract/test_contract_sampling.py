@@ -115,6 +115,14 @@ def test_a_completion_ends_with_its_first_stop_token(harness, mixed):
     assert 0 < ended < len(mixed)
 
 
+def test_a_stop_token_in_the_last_place_is_a_stop(harness, ask):
+    (whole,) = harness.generate([ask("a", max_new_tokens=12)])
+    last = next(n for n, token in enumerate(whole.token_ids) if n and token not in whole.token_ids[:n])
+    sampling = {"max_new_tokens": last + 1, "stop_token_ids": (whole.token_ids[last],)}
+    (cut,) = harness.generate([ask("a", **sampling)])
+    assert (cut.token_ids, cut.finish_reason) == (whole.token_ids[: last + 1], "stop")
+
+
 def test_each_request_has_its_own_length(harness, ask):
     requests = [ask(str(n), max_new_tokens=n) for n in (1, 2, 9, 40)]
     completions = harness.generate(requests)

@@ -100,6 +100,9 @@ def to_completion(flight: Flight, answer: Mapping[str, Any]) -> Completion:
                 f"version {versions[place]}: the weights have overflowed or an update broke them"
             )
     finish = {"stop": "stop", "length": "length", "abort": "abort"}[reason["type"]]
+    if finish == "length" and tokens and tokens[-1] in request.sampling.stop_token_ids:
+        # SGLang asks for the length first: a completion that ends with the last token it may have is whole.
+        finish = "stop"
     return Completion(
         request_id=request.id,
         token_ids=tokens,
