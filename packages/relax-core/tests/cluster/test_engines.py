@@ -238,7 +238,7 @@ def test_engines_that_serve_different_values_are_found_and_so_is_one_that_came_b
         host.engines[0].dead.set()
         flawed = Engine(0, host.log)
         flawed.digest = "flipped"
-        host.group._start = lambda number: flawed
+        host.group._members._start = lambda number: flawed
         host.engines[1].gate.set()
         await host.group.generate(requests(1, 2))
         await settle()
@@ -258,7 +258,7 @@ def test_an_engine_that_keeps_dying_ends_the_run():
             engine.dead.set()
             return engine
 
-        host.group._start = start
+        host.group._members._start = start
         host.engines[0].dead.set()
         with pytest.raises(ClusterError, match="died 3 times since the last update"):
             await host.group.generate(requests(1))

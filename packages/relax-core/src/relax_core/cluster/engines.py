@@ -3,13 +3,13 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError
 from relax_rollout import (
     Completion,
     Health,
@@ -25,12 +25,10 @@ from torch import Tensor
 
 from relax_core.cluster.errors import ClusterError, EnginesLostError, WeightsGoneError
 from relax_core.cluster.gate import Gate
+from relax_core.cluster.members import Member, Members, Start, answer_of
 from relax_core.cluster.shared_tensors import pack
 
 _log = logging.getLogger(__name__)
-
-_START_SHARE = 6
-"""An engine may take so many times `timeout_s` to start: it loads a model."""
 
 _RETRY_S = 0.5
 
@@ -39,26 +37,6 @@ Again = Callable[[int], AsyncIterator[Any]]
 
 Raises WeightsGoneError if the trainer has others by now, or is busy.
 """
-
-Start = Callable[[int], Any]
-"""Starts the engine of a number: an actor handle of `EngineHost`."""
-
-
-@dataclass
-class _Member:
-    number: int
-    actor: Any
-    live: bool = True
-    behind: bool = False
-    reviving: bool = False
-    resting: bool = False
-    restarts: int = 0
-    requests: int = 0
-
-    @property
-    def awake(self) -> bool:
-        """It can take requests."""
-        return self.live and not self.resting and not self.behind
 
 
 @dataclass
@@ -99,43 +77,29 @@ class EngineGroup:
         timeout_s: float = 300.0,
         end: Callable[[Any], None] | None = None,
     ) -> None:
-        self._start = start
-        self._timeout_s = timeout_s
-        self._end = ray.kill if end is None else end
-        self._watching: asyncio.Task[None] | None = None
-        self._max_restarts = max_restarts
-        self._members = [_Member(number, start(number)) for number in range(count)]
+        self._members = Members(
+            start,
+            count,
+            max_restarts=max_restarts,
+            timeout_s=timeout_s,
+            end=ray.kill if end is None else end,
+            bring_up=self._bring_up,
+        )
         self._gate = Gate()
-        self._reclaimed = asyncio.Event()
-        self._reclaimed.set()
-        self._changed = asyncio.Condition()
         self._updating = asyncio.Lock()
         self._serving: _Weights | None = None
         self._coming: _Weights | None = None
-        self._updated: list[_Member] = []
-        self._reviving: set[asyncio.Task[None]] = set()
-        self._failure: ClusterError | None = None
-        self._closed = False
+        self._updated: list[Member] = []
         self.again: Again | None = None
         self._update_s, self._sampled = 0.0, False
 
     async def open(self) -> list[int]:
         """Waits until every engine is ready; their process ids. From here on they are watched."""
-        pids = [await self._ask(member, "pid") for member in self._members]
-        self._watching = asyncio.get_running_loop().create_task(self._watch())
-        return pids
-
-    async def _watch(self) -> None:
-        """Asks the engines that sample, again and again, for what takes their sampling thread a moment."""
-        while True:
-            await asyncio.sleep(self._timeout_s / 4)
-            if self._gate.is_open:
-                awake = [member for member in self._members if member.awake]
-                await self._each("abort", (), among=awake)
+        return await self._members.open(lambda: self._gate.is_open)
 
     async def pids(self) -> list[int]:
         """Process ids of the engines that are alive."""
-        return [pid for _, pid in await self._each("pid")]
+        return [pid for _, pid in await self._members.each("pid")]
 
     async def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """See `RolloutEngine.generate`; waits while the memory is released."""
@@ -147,7 +111,7 @@ class EngineGroup:
 
     def _parts(self, requests: Sequence[Request]) -> list[list[Request]]:
         """As many parts as there are live engines, equal in requests as far as whole prompts allow."""
-        count = max(1, sum(member.awake for member in self._members))
+        count = max(1, sum(member.awake for member in self._members.all))
         prompts: dict[tuple[int, ...], list[Request]] = {}
         for request in requests:
             prompts.setdefault(request.prompt_ids, []).append(request)
@@ -158,112 +122,33 @@ class EngineGroup:
 
     async def _generate(self, part: Sequence[Request]) -> list[Completion]:
         while True:
-            member = await self._free_member()
+            member = await self._members.free()
             member.requests += len(part)
             actor = member.actor
             try:
-                completions: list[Completion] = await _answer(actor.generate.remote(part))
+                completions: list[Completion] = await answer_of(actor.generate.remote(part))
                 return completions
             except RayActorError as error:
-                self._bury(member, actor, error)
+                self._members.bury(member, actor, error)
             except WeightsLostError as error:
                 if not member.behind:
                     _log.warning("engine %d: %s", member.number, error)
                     member.behind = True
-                    self._see_to(member)
+                    self._members.see_to(member)
             finally:
                 member.requests -= len(part)
 
-    async def _free_member(self) -> _Member:
-        """The live engine with the fewest requests; waits for one to be revived."""
-        async with self._changed:
-            await self._changed.wait_for(
-                lambda: self._failure is not None or any(member.awake for member in self._members)
-            )
-        if self._failure is not None:
-            raise self._failure
-        awake = (member for member in self._members if member.awake)
-        return min(awake, key=lambda member: (member.requests, member.number))
-
-    def _bury(self, member: _Member, actor: Any, error: RayActorError | None) -> None:
-        """Takes a dead engine out, once, or one that hangs (no error), and sees to another in its place.
-
-        Args:
-            member: whose it is, or was.
-            actor: the engine.
-            error: of the call; None if there was no answer.
-        """
-        if self._closed and error is not None:
-            raise error
-        if self._closed or not member.live or member.actor is not actor:
-            return
-        member.live = False
-        if error is None:
-            why = f"did not answer within cluster.engine_timeout_s = {self._timeout_s:g}"
-            self._end(actor)
-        else:
-            why = f"died ({str(error).splitlines()[0]})"
-        _log.warning("engine %d %s: it is started anew", member.number, why)
-        self._see_to(member)
-
-    def _see_to(self, member: _Member) -> None:
-        if member.reviving:
-            return
-        member.reviving = True
-        task = asyncio.get_running_loop().create_task(self._revive(member))
-        self._reviving.add(task)
-        task.add_done_callback(self._reviving.discard)
-
-    async def _revive(self, member: _Member) -> None:
-        """Starts an engine that is not live, and gives one that is behind the weights of the others."""
-        try:
-            while not member.live or member.behind:
-                if member.live:
-                    actor = member.actor
-                    try:
-                        await self._bring_up(member)
-                    except RayActorError as error:
-                        self._bury(member, actor, error)
-                    except TimeoutError:
-                        self._bury(member, actor, None)
-                    continue
-                member.restarts += 1
-                if member.restarts > self._max_restarts:
-                    raise ClusterError(
-                        f"engine {member.number} died {member.restarts} times since the last update; "
-                        f"cluster.max_restarts is {self._max_restarts}"
-                    )
-                # While the trainer has the device there is no memory for another engine.
-                await self._reclaimed.wait()
-                member.actor = self._start(member.number)
-                try:
-                    async with asyncio.timeout(_START_SHARE * self._timeout_s):
-                        await _answer(member.actor.pid.remote())
-                    member.behind = True
-                    await self._bring_up(member)
-                except RayActorError as error:
-                    _log.warning("engine %d died while it started: %s", member.number, error)
-                except TimeoutError:
-                    self._end(member.actor)
-                    _log.warning("engine %d did not start in time", member.number)
-        except Exception as error:
-            self._failure = error if isinstance(error, ClusterError) else ClusterError(str(error))
-        finally:
-            member.reviving = False
-        async with self._changed:
-            self._changed.notify_all()
-
-    async def _bring_up(self, member: _Member) -> None:
+    async def _bring_up(self, member: Member) -> None:
         """Has the engine serve what the others do, or waits a moment where that cannot be had just now.
 
         It is live then: an update that comes takes it along.
         """
         try:
             # Without its memory it could not take weights.
-            await self._reclaimed.wait()
+            await self._members.reclaimed.wait()
             # An update in progress goes on without this engine, which then gets what came of it.
             async with self._updating:
-                if member.behind and self._reclaimed.is_set():
+                if member.behind and self._members.reclaimed.is_set():
                     await self._synchronise(member)
                     member.live, member.behind = True, False
             return
@@ -271,46 +156,34 @@ class EngineGroup:
             if not member.live:
                 _log.info("engine %d waits for weights: %s", member.number, error)
             member.live = True
-        async with self._changed:
-            self._changed.notify_all()
+        await self._members.announce()
         await asyncio.sleep(_RETRY_S)
 
-    async def _in_time(self, call: Awaitable[Any]) -> Any:
-        async with asyncio.timeout(self._timeout_s):
-            return await _answer(call)
-
-    async def _synchronise(self, member: _Member) -> None:
+    async def _synchronise(self, member: Member) -> None:
         weights = self._serving
         if weights is None:
             return
         if weights.stored:
-            await self._in_time(member.actor.begin_update.remote(weights.version, weights.kept))
+            await self._members.in_time(member.actor.begin_update.remote(weights.version, weights.kept))
             for bucket in weights.buckets:
-                await self._in_time(member.actor.load.remote(bucket))
+                await self._members.in_time(member.actor.load.remote(bucket))
         else:
             assert self.again is not None, "whoever does not store weights gives them again"
             begun = False
             async for bucket in self.again(weights.version):
                 if not begun:
-                    await self._in_time(member.actor.begin_update.remote(weights.version, weights.kept))
+                    await self._members.in_time(
+                        member.actor.begin_update.remote(weights.version, weights.kept)
+                    )
                     begun = True
-                await self._in_time(member.actor.load.remote(bucket))
-        digests = await self._in_time(member.actor.end_update.remote())
+                await self._members.in_time(member.actor.load.remote(bucket))
+        digests = await self._members.in_time(member.actor.end_update.remote())
         if digests != weights.digests:
             raise ClusterError(
                 f"engine {member.number} was given version {weights.version} once more and serves other "
                 "values than the engines before it: its host or its memory is broken"
             )
         _log.info("engine %d serves version %d again", member.number, weights.version)
-
-    async def _live_member(self) -> None:
-        """Waits for an engine that can be given weights."""
-        async with self._changed:
-            await self._changed.wait_for(
-                lambda: self._failure is not None or any(member.live for member in self._members)
-            )
-        if self._failure is not None:
-            raise self._failure
 
     @property
     def updated(self) -> list[tuple[int, int]]:
@@ -320,17 +193,19 @@ class EngineGroup:
     async def see(self, offers: Mapping[int, Sequence[str]]) -> bool:
         """Whether every engine can open the memory that it is offered; see `MemoryProbe`."""
 
-        live = [member for member in self._members if member.live]
-        answers = await asyncio.gather(*(self._each("sees", offers[m.number], among=[m]) for m in live))
+        live = [member for member in self._members.all if member.live]
+        answers = await asyncio.gather(
+            *(self._members.each("sees", offers[m.number], among=[m]) for m in live)
+        )
         return all(seen for answer in answers for _, seen in answer)
 
     async def hosts(self) -> list[str]:
         """Where the live engines are."""
-        return [host for _, host in await self._each("host")]
+        return [host for _, host in await self._members.each("host")]
 
     async def receivers(self) -> int:
         """Processes of the open update's engines that take part in a broadcast."""
-        return sum(count for _, count in await self._each("receivers", among=self._updated))
+        return sum(count for _, count in await self._members.each("receivers", among=self._updated))
 
     async def connect(self, meeting: Meeting) -> None:
         """Has the engines of the open update join a group, behind its first rank.
@@ -338,10 +213,10 @@ class EngineGroup:
         Raises:
             TransferError: they did not come together.
         """
-        counts = await self._each("receivers", among=self._updated)
+        counts = await self._members.each("receivers", among=self._updated)
         first, calls = 1, []
         for member, count in counts:
-            calls.append(self._each("connect", meeting, first, among=[member]))
+            calls.append(self._members.each("connect", meeting, first, among=[member]))
             first += count
         answers = await asyncio.gather(*calls)
         if len(counts) < len(self._updated) or not all(answers):
@@ -363,31 +238,27 @@ class EngineGroup:
             live = [member for member in self._updated if member.live]
             with self._busy():
                 answers = await asyncio.gather(
-                    *(self._each("load_packed", parts[m.number], among=[m]) for m in live),
+                    *(self._members.each("load_packed", parts[m.number], among=[m]) for m in live),
                 )
             if broadcast and not all(answers):
                 raise TransferError("an engine died while weights were broadcast")
         except BaseException:
-            self._drop_update()
+            self.drop_update()
             raise
-
-    def drop_update(self) -> None:
-        """Gives up the open update, if there is one; a new one may be begun."""
-        self._drop_update()
 
     async def begin_update(self, version: int, kept: Collection[str] = ()) -> Mapping[str, str]:
         """See `RolloutEngine.begin_update`."""
-        self._update_s, self._sampled = 0.0, any(member.requests for member in self._members)
+        self._update_s, self._sampled = 0.0, any(member.requests for member in self._members.all)
         while True:
-            await self._live_member()
+            await self._members.live()
             if self._coming is None:
                 await self._updating.acquire()
             self._coming = _Weights(version, tuple(kept))
             with self._busy():
-                answers = await self._each("begin_update", version, self._coming.kept)
+                answers = await self._members.each("begin_update", version, self._coming.kept)
             if answers:
                 break
-            self._drop_update()
+            self.drop_update()
         self._updated = [member for member, _ in answers]
         dtypes: Mapping[str, str] = answers[0][1]
         return dtypes
@@ -402,9 +273,9 @@ class EngineGroup:
         self._coming.buckets.append(bucket)
         try:
             with self._busy():
-                await self._each("load", bucket, among=self._updated)
+                await self._members.each("load", bucket, among=self._updated)
         except BaseException:
-            self._drop_update()
+            self.drop_update()
             raise
 
     async def end_update(self) -> Mapping[str, str]:
@@ -412,7 +283,7 @@ class EngineGroup:
         assert self._coming is not None, "no update is open"
         try:
             with self._busy():
-                answers = await self._each("end_update", among=self._updated)
+                answers = await self._members.each("end_update", among=self._updated)
             for member, digests in answers[1:]:
                 if digests != answers[0][1]:
                     names = sorted(n for n in digests if digests[n] != answers[0][1].get(n))
@@ -425,10 +296,10 @@ class EngineGroup:
             self._serving = replace(self._coming, digests=answers[0][1])
             for member, _ in answers:
                 member.behind = False
-            for member in self._members:
+            for member in self._members.all:
                 member.restarts = 0
         finally:
-            self._drop_update()
+            self.drop_update()
         return self._serving.digests
 
     @contextmanager
@@ -444,28 +315,29 @@ class EngineGroup:
         """Of the seconds that the last update took, those at most in which no engine sampled."""
         return min(seconds, self._update_s) if self._sampled else seconds
 
-    def _drop_update(self) -> None:
+    def drop_update(self) -> None:
+        """Gives up the open update, if there is one; a new one may be begun."""
         if self._coming is not None:
             self._coming = None
             self._updating.release()
 
     async def pause(self, mode: PauseMode = "keep") -> None:
         """See `RolloutEngine.pause`."""
-        await self._each("pause", mode)
+        await self._members.each("pause", mode)
 
     async def resume(self) -> None:
         """See `RolloutEngine.resume`."""
-        await self._each("resume")
+        await self._members.each("resume")
 
     async def abort(self, request_ids: Sequence[str] | None = None) -> None:
         """See `RolloutEngine.abort`."""
-        await self._each("abort", request_ids)
+        await self._members.each("abort", request_ids)
 
     async def release_memory(self) -> None:
         """Lets the requests in flight end, holds later ones back, and then gives up the engines' memory."""
         await self._gate.close()
         await self._hold_back()
-        await self._each("release_memory")
+        await self._members.each("release_memory")
 
     async def _hold_back(self) -> None:
         """Waits for engines that start; from here on none is started or given weights that it lacks.
@@ -473,86 +345,42 @@ class EngineGroup:
         One that is live and lacks weights may have to wait for a trainer that has died, which is seen to only
         after this: the next update takes it along.
         """
-        async with self._changed:
-            await self._changed.wait_for(
-                lambda: self._failure is not None or all(member.live for member in self._members)
-            )
+        await self._members.until(lambda: all(member.live for member in self._members.all))
         async with self._updating:
-            self._reclaimed.clear()
+            self._members.reclaimed.clear()
 
     async def reclaim_memory(self) -> None:
         """Takes the memory back and lets the requests in that have waited."""
-        await self._each("reclaim_memory")
-        self._reclaimed.set()
+        await self._members.each("reclaim_memory")
+        self._members.reclaimed.set()
         self._gate.open()
 
     async def rest(self, count: int) -> None:
         """Gives up the memory of the first `count` engines; their requests wait, later ones go elsewhere."""
-        shared = self._members[:count]
+        shared = self._members.all[:count]
         for member in shared:
             member.resting = True
         await self._hold_back()
-        await self._each("pause", "recompute", among=shared)
-        await self._each("release_memory", among=shared)
+        await self._members.each("pause", "recompute", among=shared)
+        await self._members.each("release_memory", among=shared)
 
     async def wake(self) -> None:
         """Ends `rest`: what waited goes on, its context computed anew."""
-        shared = [member for member in self._members if member.resting]
-        await self._each("reclaim_memory", among=shared)
-        await self._each("resume", among=shared)
-        self._reclaimed.set()
+        shared = [member for member in self._members.all if member.resting]
+        await self._members.each("reclaim_memory", among=shared)
+        await self._members.each("resume", among=shared)
+        self._members.reclaimed.set()
         for member in shared:
             member.resting = False
-        async with self._changed:
-            self._changed.notify_all()
+        await self._members.announce()
 
     async def health(self) -> Health:
         """That of the first live engine."""
-        await self._free_member()
-        answers = await self._each("health")
+        await self._members.free()
+        answers = await self._members.each("health")
         first: Health = answers[0][1]
         return first
 
     async def close(self) -> None:
         """Ends the engines."""
-        self._closed = True
-        for task in self._reviving:
-            task.cancel()
-        if self._watching is not None:
-            self._watching.cancel()
-        for member in self._members:
-            self._end(member.actor)
-
-    async def _each(
-        self, method: str, *arguments: Any, among: Sequence[_Member] | None = None
-    ) -> list[tuple[_Member, Any]]:
-        """The answers of all live engines, without those that died of the call or hang."""
-        members = [member for member in (self._members if among is None else among) if member.live]
-
-        async def one(member: _Member) -> tuple[_Member, Any] | None:
-            actor = member.actor
-            try:
-                async with asyncio.timeout(self._timeout_s) as limit:
-                    return member, await _answer(getattr(actor, method).remote(*arguments))
-            except RayActorError as error:
-                self._bury(member, actor, error)
-            except TimeoutError:
-                if not limit.expired():
-                    raise
-                self._bury(member, actor, None)
-            return None
-
-        return [answer for answer in await asyncio.gather(*map(one, members)) if answer is not None]
-
-    async def _ask(self, member: _Member, method: str, *arguments: Any) -> Any:
-        return await _answer(getattr(member.actor, method).remote(*arguments))
-
-
-async def _answer(reference: Awaitable[Any]) -> Any:
-    """What the call gave; the engine's own exception if it raised one."""
-    try:
-        return await reference
-    except RayActorError:
-        raise
-    except RayTaskError as error:
-        raise (error.cause or error) from None
+        await self._members.close()
