@@ -2,9 +2,8 @@
 
 import logging
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
-from unittest.mock import patch
 
 from ray._private import node
 
@@ -21,14 +20,18 @@ def bare_node() -> Iterator[None]:
     Ray has settings for the three only where `ray start` begins it. Where its classes have changed all are
     started, with a line in the log.
     """
-    if not all(callable(getattr(node.Node, name, None)) for name in UNUSED):
+    starters = {name: getattr(node.Node, name, None) for name in UNUSED}
+    if not all(map(callable, starters.values())):
         _log.info("this release of Ray starts its dashboard, log monitor and autoscaler too")
         yield
         return
-    with ExitStack() as stack:
-        for name in UNUSED:
-            stack.enter_context(patch.object(node.Node, name, _nothing))
+    for name in UNUSED:
+        setattr(node.Node, name, _nothing)
+    try:
         yield
+    finally:
+        for name, starter in starters.items():
+            setattr(node.Node, name, starter)
 
 
 def _nothing(starting: Any, **_: object) -> None:
