@@ -39,7 +39,7 @@ def build_qwen35(*, tied: bool = True, seed: int = 0, **more: object) -> Qwen3_5
         "linear_value_head_dim": 16,
         "max_position_embeddings": 512,
         "tie_word_embeddings": tied,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
     }
     torch.manual_seed(seed)
     model = Qwen3_5ForCausalLM(Qwen3_5TextConfig(**(fields | more)))

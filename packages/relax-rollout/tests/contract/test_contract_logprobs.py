@@ -22,6 +22,13 @@ def test_logprobs_are_those_of_a_full_forward_before_truncation(harness, models,
     assert gap(models.load(), requests, completions) < harness.tolerance
 
 
+def test_a_head_is_rotated_as_far_as_the_checkpoint_states(harness, models, mixed, gap):
+    half = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+    completions = harness.generate(mixed, models.get(rope_parameters=half))
+    # A quarter instead gives 0.2.
+    assert gap(models.load(rope_parameters=half), mixed, completions) < harness.tolerance
+
+
 def test_logprobs_do_not_depend_on_padding(harness, mixed):
     together = harness.generate(mixed)
     for request, completion in list(zip(mixed, together, strict=True))[::4]:

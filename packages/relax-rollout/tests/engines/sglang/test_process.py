@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
+from relax_rollout import create_engine
+from relax_rollout.engines.sglang.launch import require_processor
 from relax_rollout.engines.sglang.process import Process, free_port, python
 from relax_rollout.engines.sglang.view import MARGIN, max_context, write_view
 
@@ -107,6 +109,16 @@ def test_the_rotated_share_of_a_head_stands_where_that_release_reads_it(tmp_path
     (tmp_path / "view").mkdir()
     config = json.loads((write_view(model, tmp_path / "view") / "config.json").read_text())
     assert config["text_config"]["partial_rotary_factor"] == share
+
+
+def test_a_vision_tower_without_its_processor_is_refused_before_a_server_starts(tmp_path):
+    tower = {"model_type": "qwen3_5", "vision_config": {"depth": 3}, "text_config": TEXT}
+    model = write(tmp_path / "model", tower)
+    with pytest.raises(ValueError, match=r"neither preprocessor_config\.json nor processor_config\.json"):
+        create_engine("sglang", model=model, device="cpu")
+    (model / "preprocessor_config.json").write_text("{}")
+    require_processor(model)
+    require_processor(write(tmp_path / "text", TEXT))
 
 
 def test_another_model_is_served_as_it_is(tmp_path):

@@ -94,6 +94,7 @@ class Fleet:
             )
         if config.urls:
             return
+        launch.require_processor(Path(config.model))
         launch.require_sglang()
         folder = Path(self._scratch.name) / "model"
         folder.mkdir()

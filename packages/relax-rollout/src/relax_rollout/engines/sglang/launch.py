@@ -46,6 +46,25 @@ def require_router() -> None:
         )
 
 
+def require_processor(model: Path) -> None:
+    """Say what a checkpoint with a vision tower lacks: without it a server neither comes up nor says why.
+
+    Args:
+        model: the checkpoint.
+
+    Raises:
+        ValueError: no file says how its pictures are prepared.
+    """
+    if "vision_config" not in json.loads((model / "config.json").read_text()):
+        return
+    names = ("preprocessor_config.json", "processor_config.json")
+    if not any((model / name).is_file() for name in names):
+        raise ValueError(
+            f"{str(model)!r} has a vision tower and neither {' nor '.join(names)}, which SGLang reads before "
+            "it serves; copy the file from the published checkpoint, or use the engine transformers"
+        )
+
+
 def command(config: SglangConfig, served: Path, port: int) -> list[str]:
     """Arguments of a server.
 
