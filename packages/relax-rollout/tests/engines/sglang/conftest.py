@@ -1,5 +1,6 @@
 """Servers that stand in for SGLang's; see stub_server.py."""
 
+import asyncio
 import importlib.util
 import json
 import subprocess
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from relax_rollout.engines.sglang import create
 from safetensors.torch import save_file
 
 FILE = Path(__file__).with_name("stub_server.py")
@@ -74,3 +76,36 @@ def checkpoint(tmp_path):
         tmp_path / "model.safetensors",
     )
     return tmp_path
+
+
+@pytest.fixture
+def run(checkpoint):
+    """Runs a coroutine function of an engine over these servers."""
+
+    def go(test, stubs, **options):
+        given = {"call_timeout_s": 20.0, "retries": 2, "start_timeout_s": 5, "folder": checkpoint}
+
+        async def body():
+            urls = [stub if isinstance(stub, str) else stub.url for stub in stubs]
+            engine = create(model=checkpoint, urls=urls, **(given | options))
+            try:
+                return await asyncio.wait_for(test(engine), 60)
+            finally:
+                await engine.close()
+
+        return asyncio.run(body())
+
+    return go
+
+
+@pytest.fixture
+def update():
+    """Gives an engine weights, one bucket a tensor; its digests."""
+
+    async def go(engine, weights, version=1):
+        await engine.begin_update(version)
+        for name, tensor in weights.items():
+            await engine.load({name: tensor})
+        return await engine.end_update()
+
+    return go

@@ -7,6 +7,8 @@ import torch
 from relax_rollout import EngineError, EngineStateError, Request, SamplingParams, tensor_digest
 from relax_rollout.engines.sglang import create
 
+SHORT = {"call_timeout_s": 1.0}
+"""For servers that hang."""
 SHAPES = {"a.weight": (4, 3), "b.weight": (5,), "mtp.c.weight": (2, 2)}
 
 
@@ -20,27 +22,6 @@ def ask(count=3, name="r"):
     return [Request(f"{name}{n}", (n + 1,), SamplingParams(max_new_tokens=4)) for n in range(count)]
 
 
-def run(test, stubs, checkpoint, **options):
-    settings = {"call_timeout_s": 1.0, "retries": 2, "start_timeout_s": 5, "folder": checkpoint} | options
-
-    async def body():
-        urls = [stub if isinstance(stub, str) else stub.url for stub in stubs]
-        engine = create(model=checkpoint, urls=urls, **settings)
-        try:
-            return await asyncio.wait_for(test(engine), 60)
-        finally:
-            await engine.close()
-
-    return asyncio.run(body())
-
-
-async def update(engine, weights, version=1):
-    await engine.begin_update(version)
-    for name, tensor in weights.items():
-        await engine.load({name: tensor})
-    return await engine.end_update()
-
-
 def serve(stub, weights):
     return all(torch.equal(stub.model.weights[n.replace(".", "_")], t) for n, t in weights.items())
 
@@ -50,14 +31,14 @@ CALLS = ["begin", "receive", "commit", "/pause_generation", "/continue_generatio
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("fault", ["502", "lost", "hang"])
-def test_a_call_that_fails_once_is_made_again(stubs, checkpoint, weights, call, fault):
+def test_a_call_that_fails_once_is_made_again(stubs, run, weights, call, fault, update):
     stubs[1].faults[call] = [fault]
 
     async def test(engine):
         digests = await update(engine, weights)
         return digests, await engine.generate(ask())
 
-    digests, completions = run(test, stubs, checkpoint)
+    digests, completions = run(test, stubs, **SHORT)
     assert digests == {name: tensor_digest(tensor) for name, tensor in weights.items()}
     assert all(serve(stub, weights) for stub in stubs)
     assert {v for c in completions for v in c.versions} == {1}
@@ -65,20 +46,20 @@ def test_a_call_that_fails_once_is_made_again(stubs, checkpoint, weights, call, 
 
 
 @pytest.mark.parametrize("call", ["receive", "commit", "/continue_generation"])
-def test_a_server_that_restarts_in_the_middle_is_caught_up(stubs, checkpoint, weights, call):
+def test_a_server_that_restarts_in_the_middle_is_caught_up(stubs, run, weights, call, update):
     stubs[1].faults[call] = ["", "restart"] if call == "receive" else ["restart"]
 
     async def test(engine):
         await update(engine, weights)
         return await engine.generate(ask())
 
-    completions = run(test, stubs, checkpoint)
+    completions = run(test, stubs, **SHORT)
     assert stubs[1].boots == 2
     assert all(serve(stub, weights) for stub in stubs)
     assert {v for c in completions for v in c.versions} == {1}
 
 
-def test_a_server_that_restarts_between_updates_gets_the_weights_again(stubs, checkpoint, weights):
+def test_a_server_that_restarts_between_updates_gets_the_weights_again(stubs, run, weights, update):
     async def test(engine):
         await update(engine, weights, version=7)
         stubs[0].boot()
@@ -86,12 +67,12 @@ def test_a_server_that_restarts_between_updates_gets_the_weights_again(stubs, ch
         await engine.resume()
         return await engine.generate(ask())
 
-    completions = run(test, stubs, checkpoint)
+    completions = run(test, stubs, **SHORT)
     assert serve(stubs[0], weights)
     assert {v for c in completions for v in c.versions} == {7}
 
 
-def test_without_kept_weights_a_restarted_server_waits_for_the_next_update(stubs, checkpoint, weights):
+def test_without_kept_weights_a_restarted_server_waits_for_the_next_update(stubs, run, weights, update):
     async def test(engine):
         await update(engine, weights)
         stubs[0].boot()
@@ -103,19 +84,19 @@ def test_without_kept_weights_a_restarted_server_waits_for_the_next_update(stubs
         await update(engine, weights, version=2)
         return first, await engine.generate(ask())
 
-    first, second = run(test, stubs, checkpoint, keep_weights=False)
+    first, second = run(test, stubs, keep_weights=False, **SHORT)
     assert {v for c in first for v in c.versions} == {1}
     assert {v for c in second for v in c.versions} == {2}
     assert serve(stubs[0], weights)
 
 
-def test_a_bucket_damaged_on_the_way_is_sent_again(stubs, checkpoint, weights):
+def test_a_bucket_damaged_on_the_way_is_sent_again(stubs, run, weights, update):
     stubs[1].faults["receive"] = ["damage"]
-    run(lambda engine: update(engine, weights), stubs, checkpoint)
+    run(lambda engine: update(engine, weights), stubs, **SHORT)
     assert all(serve(stub, weights) for stub in stubs)
 
 
-def test_a_bucket_always_damaged_is_refused_and_the_old_version_serves(stubs, checkpoint, weights):
+def test_a_bucket_always_damaged_is_refused_and_the_old_version_serves(stubs, run, weights, update):
     stubs[1].faults["receive"] = ["damage"] * 9
 
     async def test(engine):
@@ -123,12 +104,12 @@ def test_a_bucket_always_damaged_is_refused_and_the_old_version_serves(stubs, ch
             await update(engine, weights)
         return await engine.generate(ask())
 
-    completions = run(test, stubs, checkpoint)
+    completions = run(test, stubs, **SHORT)
     assert {v for c in completions for v in c.versions} == {0}
     assert not any(serve(stub, weights) for stub in stubs)
 
 
-def test_other_values_than_were_sent_are_named_and_nothing_serves(stubs, checkpoint, weights):
+def test_other_values_than_were_sent_are_named_and_nothing_serves(stubs, run, weights, update):
     loads = stubs[1].model.load_weights
 
     def spoil(pairs):
@@ -147,11 +128,11 @@ def test_other_values_than_were_sent_are_named_and_nothing_serves(stubs, checkpo
         await update(engine, weights, version=2)
         return await engine.generate(ask())
 
-    completions = run(test, stubs, checkpoint)
+    completions = run(test, stubs, **SHORT)
     assert {v for c in completions for v in c.versions} == {2}
 
 
-def test_a_server_that_stays_away_stops_the_update_with_the_reason(stubs, checkpoint, weights):
+def test_a_server_that_stays_away_stops_the_update_with_the_reason(stubs, run, weights, update):
     stubs[1].faults["commit"] = ["502"] * 99
 
     async def test(engine):
@@ -160,19 +141,19 @@ def test_a_server_that_stays_away_stops_the_update_with_the_reason(stubs, checkp
         with pytest.raises(EngineStateError, match="serves no weights: the update to version 1 failed"):
             await engine.generate(ask())
 
-    run(test, stubs, checkpoint, retries=0)
+    run(test, stubs, retries=0, **SHORT)
 
 
-def test_requests_of_a_lost_server_are_drawn_again(stubs, checkpoint):
+def test_requests_of_a_lost_server_are_drawn_again(stubs, run):
     stubs[0].faults["/generate"] = ["lost"]
     stubs[1].faults["/generate"] = ["502"]
-    completions = run(lambda engine: engine.generate(ask(40)), stubs, checkpoint)
+    completions = run(lambda engine: engine.generate(ask(40)), stubs, **SHORT)
     assert [c.request_id for c in completions] == [f"r{n}" for n in range(40)]
     assert all(len(c.token_ids) == 4 for c in completions)
 
 
 @pytest.mark.parametrize("fault", ["502", "lost", "hang"])
-def test_memory_is_released_and_taken_back_once(stubs, checkpoint, fault):
+def test_memory_is_released_and_taken_back_once(stubs, run, fault):
     stubs[0].faults = {"/release_memory_occupation": [fault], "/resume_memory_occupation": [fault]}
 
     async def test(engine):
@@ -181,7 +162,7 @@ def test_memory_is_released_and_taken_back_once(stubs, checkpoint, fault):
         await engine.reclaim_memory()
         return await engine.generate(ask())
 
-    assert len(run(test, stubs, checkpoint)) == 3
+    assert len(run(test, stubs, **SHORT)) == 3
     assert not any(stub.released or stub.paused for stub in stubs)
 
 
@@ -200,7 +181,7 @@ def device_memory(monkeypatch):
 
 
 @pytest.mark.parametrize("replay", [False, True])
-def test_weights_travel_as_device_memory(stubs, checkpoint, weights, device_memory, replay):
+def test_weights_travel_as_device_memory(stubs, run, weights, device_memory, replay, update):
     lent = torch.arange(12.0)
 
     async def test(engine):
@@ -217,14 +198,14 @@ def test_weights_travel_as_device_memory(stubs, checkpoint, weights, device_memo
         return await engine.generate(ask())
 
     options = {"transport": "ipc", "device": "cuda", "replay": replay}
-    completions = run(test, stubs, checkpoint, **options)
+    completions = run(test, stubs, **options, **SHORT)
     assert {v for c in completions for v in c.versions} == {3}
     assert stubs[1].boots == 2
     # One buffer that was lent, and one for each bucket with another tensor; all updates use the same.
     assert len(device_memory) == 3
 
 
-def test_the_next_bucket_is_taken_while_one_travels(stubs, checkpoint, weights):
+def test_the_next_bucket_is_taken_while_one_travels(stubs, run, weights):
     stubs[1].faults["receive"] = ["slow"]
 
     async def test(engine):
@@ -239,11 +220,11 @@ def test_the_next_bucket_is_taken_while_one_travels(stubs, checkpoint, weights):
             await engine.load({name: weights[name]})
         return await engine.end_update()
 
-    assert set(run(test, stubs, checkpoint, call_timeout_s=20.0)) == set(weights)
+    assert set(run(test, stubs, call_timeout_s=20.0)) == set(weights)
     assert all(serve(stub, weights) for stub in stubs)
 
 
-def test_what_went_wrong_on_the_way_is_raised_by_the_next_call(stubs, checkpoint, weights):
+def test_what_went_wrong_on_the_way_is_raised_by_the_next_call(stubs, run, weights):
     stubs[1].faults["receive"] = ["damage"] * 9
 
     async def test(engine):
@@ -255,22 +236,22 @@ def test_what_went_wrong_on_the_way_is_raised_by_the_next_call(stubs, checkpoint
             await engine.end_update()
         return await engine.generate(ask())
 
-    assert {v for c in run(test, stubs, checkpoint) for v in c.versions} == {0}
+    assert {v for c in run(test, stubs, **SHORT) for v in c.versions} == {0}
 
 
-def test_weights_travel_by_broadcast(stub_processes, checkpoint, weights):
+def test_weights_travel_by_broadcast(stub_processes, run, weights, update):
     async def test(engine):
         await update(engine, weights)
         digests = await update(engine, {name: -tensor for name, tensor in weights.items()}, version=2)
         return digests, await engine.generate(ask())
 
     stubs = stub_processes({}, {"receive": ["", "", "", "", "hang"]})
-    digests, completions = run(test, stubs, checkpoint, transport="broadcast", call_timeout_s=20.0)
+    digests, completions = run(test, stubs, transport="broadcast", call_timeout_s=20.0)
     assert digests == {name: tensor_digest(-tensor) for name, tensor in weights.items()}
     assert {v for c in completions for v in c.versions} == {2}
 
 
-def test_a_broadcast_that_loses_a_server_is_dropped_whole(stub_processes, checkpoint, weights):
+def test_a_broadcast_that_loses_a_server_is_dropped_whole(stub_processes, run, weights, update):
     async def test(engine):
         with pytest.raises(EngineError, match="send"):
             await update(engine, weights)
@@ -280,7 +261,7 @@ def test_a_broadcast_that_loses_a_server_is_dropped_whole(stub_processes, checkp
 
     stubs = stub_processes({}, {"receive": ["", "restart"]})
     options = {"transport": "broadcast", "call_timeout_s": 4.0, "retries": 1}
-    first, digests, second = run(test, stubs, checkpoint, **options)
+    first, digests, second = run(test, stubs, **options)
     assert {v for c in first for v in c.versions} == {0}
     assert {v for c in second for v in c.versions} == {2}
     assert digests == {name: tensor_digest(tensor) for name, tensor in weights.items()}

@@ -6,7 +6,6 @@ import logging
 import pytest
 import torch
 from relax_rollout import EngineError, EngineStateError, Request, SamplingParams, TransferError, tensor_digest
-from relax_rollout.engines.sglang import create
 from relax_rollout.weights.sender import WeightSender
 
 SHAPES = {"a.weight": (4, 3), "b.weight": (5,), "mtp.c.weight": (2, 2)}
@@ -17,38 +16,6 @@ CPU = torch.device("cpu")
 def weights():
     torch.manual_seed(0)
     return {name: torch.randn(shape) for name, shape in SHAPES.items()}
-
-
-@pytest.fixture
-def run(checkpoint):
-    """Runs a coroutine function of an engine over these servers."""
-
-    def go(test, stubs, **options):
-        settings = {
-            "call_timeout_s": 20.0,
-            "retries": 2,
-            "start_timeout_s": 5,
-            "folder": checkpoint,
-        } | options
-
-        async def body():
-            urls = [stub if isinstance(stub, str) else stub.url for stub in stubs]
-            engine = create(model=checkpoint, urls=urls, **settings)
-            try:
-                return await asyncio.wait_for(test(engine), 60)
-            finally:
-                await engine.close()
-
-        return asyncio.run(body())
-
-    return go
-
-
-async def update(engine, weights, version=1):
-    await engine.begin_update(version)
-    for name, tensor in weights.items():
-        await engine.load({name: tensor})
-    return await engine.end_update()
 
 
 async def versions(engine):
@@ -65,7 +32,9 @@ def serve(stub, weights):
 
 
 @pytest.mark.parametrize(("shares", "chosen"), [(("memory", "file"), "ipc"), (("file",), "files")])
-def test_the_first_path_that_works_at_every_server_is_taken(run, stubs, weights, caplog, shares, chosen):
+def test_the_first_path_that_works_at_every_server_is_taken(
+    run, stubs, weights, caplog, shares, chosen, update
+):
     caplog.set_level(logging.INFO)
     stubs[1].shares = shares
 
@@ -76,7 +45,9 @@ def test_the_first_path_that_works_at_every_server_is_taken(run, stubs, weights,
     assert f"weights travel by {chosen}: " in caplog.text
 
 
-def test_local_alone_is_refused_where_nothing_is_shared_and_the_old_version_serves(run, stubs, weights):
+def test_local_alone_is_refused_where_nothing_is_shared_and_the_old_version_serves(
+    run, stubs, weights, update
+):
     stubs[1].shares = ()
 
     async def test(engine):
@@ -90,7 +61,7 @@ def test_local_alone_is_refused_where_nothing_is_shared_and_the_old_version_serv
 
 @pytest.mark.parametrize("call", ["begin", "receive", "commit", "/pause_generation", "/continue_generation"])
 @pytest.mark.parametrize("fault", ["502", "lost"])
-def test_shared_memory_survives_a_call_that_fails_once(run, stubs, weights, call, fault):
+def test_shared_memory_survives_a_call_that_fails_once(run, stubs, weights, call, fault, update):
     stubs[1].faults[call] = [fault]
 
     async def test(engine):
@@ -104,7 +75,9 @@ def test_shared_memory_survives_a_call_that_fails_once(run, stubs, weights, call
     assert [stub.boots for stub in stubs] == [1, 1]
 
 
-def test_shared_memory_survives_a_hung_server_and_one_that_restarts_between_buckets(run, stubs, weights):
+def test_shared_memory_survives_a_hung_server_and_one_that_restarts_between_buckets(
+    run, stubs, weights, update
+):
     stubs[0].faults["receive"] = ["", "restart"]
     stubs[1].faults["commit"] = ["hang"]
 
@@ -116,7 +89,7 @@ def test_shared_memory_survives_a_hung_server_and_one_that_restarts_between_buck
     assert all(serve(stub, weights) for stub in stubs)
 
 
-def test_a_server_that_restarts_between_updates_reads_the_memory_again(run, stubs, weights):
+def test_a_server_that_restarts_between_updates_reads_the_memory_again(run, stubs, weights, update):
     async def test(engine):
         await update(engine, weights, version=7)
         stubs[0].boot()
@@ -128,13 +101,13 @@ def test_a_server_that_restarts_between_updates_reads_the_memory_again(run, stub
     assert serve(stubs[0], weights)
 
 
-def test_a_byte_that_flips_in_shared_memory_is_noticed_and_sent_again(run, stubs, weights):
+def test_a_byte_that_flips_in_shared_memory_is_noticed_and_sent_again(run, stubs, weights, update):
     stubs[1].faults["receive"] = ["damage"]
     run(lambda engine: update(engine, weights), stubs, transport="ipc")
     assert all(serve(stub, weights) for stub in stubs)
 
 
-def test_memory_always_damaged_is_refused_and_the_old_version_serves(run, stubs, weights):
+def test_memory_always_damaged_is_refused_and_the_old_version_serves(run, stubs, weights, update):
     stubs[1].faults["receive"] = ["damage"] * 9
 
     async def test(engine):
@@ -147,7 +120,7 @@ def test_memory_always_damaged_is_refused_and_the_old_version_serves(run, stubs,
 
 
 def test_servers_that_share_nothing_take_a_broadcast_which_survives_calls_that_fail(
-    run, stub_processes, weights, caplog
+    run, stub_processes, weights, caplog, update
 ):
     """Asked again, a server that has taken part already says so instead of waiting for another broadcast."""
     caplog.set_level(logging.INFO)
