@@ -4,6 +4,7 @@ Each of these tests shows the old behaviour as wrong and then the right one.
 """
 
 import ast
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,16 @@ def test_every_draft_layer_is_mapped(layers: int) -> None:
         "mtp_num_hidden_layers": layers,
     }
     table = model_map(config)
-    ours = {name.split(".")[2] for name in table.megatron_shapes() if name.startswith("mtp.layers.")}
-    theirs = {name.split(".")[2] for name in table.hf_shapes() if name.startswith("mtp.layers.")}
-    assert ours == theirs == {str(layer) for layer in range(layers)}
+
+    def inside(names: Iterable[str], layer: str) -> set[str]:
+        return {name.removeprefix(layer) for name in names if name.startswith(layer)}
+
+    # A draft layer is a layer of full attention, whose names the trunk's has too, behind an entrance of its own.
+    ours = inside(table.megatron_shapes(), "decoder.layers.3.")
+    theirs = inside(table.hf_shapes(), "model.layers.3.")
+    assert (len(ours), len(theirs)) == (8, 11)
+    for layer in range(layers):
+        assert inside(table.megatron_shapes(), f"mtp.layers.{layer}.transformer_layer.") == ours
+        assert inside(table.hf_shapes(), f"mtp.layers.{layer}.") >= theirs
+        entrance = inside(table.megatron_shapes(), f"mtp.layers.{layer}.")
+        assert entrance >= {"enorm.weight", "hnorm.weight", "eh_proj.weight", "final_layernorm.weight"}
