@@ -61,7 +61,7 @@ def test_every_draft_layer_is_mapped(layers: int) -> None:
     def inside(names: Iterable[str], layer: str) -> set[str]:
         return {name.removeprefix(layer) for name in names if name.startswith(layer)}
 
-    # A draft layer is a layer of full attention, whose names the trunk's has too, behind an entrance of its own.
+    # A draft layer is one of full attention, with the names that the trunk's has, behind an entrance.
     ours = inside(table.megatron_shapes(), "decoder.layers.3.")
     theirs = inside(table.hf_shapes(), "model.layers.3.")
     assert (len(ours), len(theirs)) == (8, 11)
