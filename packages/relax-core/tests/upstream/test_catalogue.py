@@ -43,6 +43,15 @@ def test_another_upstream_version_is_refused(monkeypatch):
     assert not c.installed
 
 
+def test_an_optional_one_is_left_out_in_another_upstream_version(monkeypatch):
+    monkeypatch.setattr(correction.importlib.metadata, "version", lambda name: "0.17.0")
+    c = Correction(
+        "c", "json", "it is slow", ">=0.16.1,<0.17", lambda module: lambda: None, test="t::t", optional=True
+    )
+    c.install()
+    assert not c.installed
+
+
 def test_what_a_process_does_not_need_is_left_out():
     c = Correction(
         "b", "json", "it is wrong", "==0", lambda module: lambda: None, test="t::t", needed=lambda: False

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from relax_core.upstream.correction import Correction, Undo, holds
+from relax_core.upstream.correction import Correction, Undo
 from relax_core.upstream.hook import on_import
 
 _COMPILER = "torch._dynamo"
@@ -157,7 +157,7 @@ FUNCTIONS = Correction(
     versions=_TORCH,
     apply=_ask_the_compiler_if_loaded,
     test=_STEP_TEST,
-    needed=lambda: holds("torch", _TORCH),
+    optional=True,
     distribution="torch",
 )
 
@@ -169,7 +169,7 @@ OPTIMIZERS = Correction(
     versions=_TORCH,
     apply=_step_without_graph_breaks,
     test=_STEP_TEST,
-    needed=lambda: holds("torch", _TORCH),
+    optional=True,
     distribution="torch",
 )
 
@@ -182,7 +182,7 @@ MASKS = Correction(
     apply=lambda module: lambda: None,
     around=_without_the_compiler,
     test="packages/relax-core/tests/upstream/test_compiler.py::test_a_tokenizer_and_a_model_load_no_compiler",
-    needed=lambda: holds("transformers", _TRANSFORMERS),
+    optional=True,
     distribution="transformers",
 )
 
@@ -194,7 +194,7 @@ MODELS = Correction(
     apply=lambda module: lambda: None,
     around=_marked_later,
     test="packages/relax-core/tests/upstream/test_compiler.py::test_a_tokenizer_and_a_model_load_no_compiler",
-    needed=lambda: holds("transformers", _TRANSFORMERS),
+    optional=True,
     distribution="transformers",
 )
 

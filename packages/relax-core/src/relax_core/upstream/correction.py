@@ -36,6 +36,7 @@ class Correction:
         needed: whether this process needs it (for instance only without Transformer Engine).
         distribution: the distribution that `versions` speaks of.
         around: entered while the module's code runs, if it is imported later.
+        optional: whether it is left out, instead of refused, where `versions` does not hold.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Correction:
     needed: Callable[[], bool] = field(default=lambda: True, repr=False)
     distribution: str = "megatron-core"
     around: Callable[[], AbstractContextManager[None]] | None = field(default=None, repr=False)
+    optional: bool = False
 
     @property
     def installed(self) -> bool:
@@ -58,9 +60,11 @@ class Correction:
         """Applies the correction to its module, now or when it is first imported; once per process.
 
         Raises:
-            UnsupportedUpstreamError: the installed version lies outside `versions`.
+            UnsupportedUpstreamError: the installed version lies outside `versions`, and it is not optional.
         """
         if self.installed or not self.needed():
+            return
+        if self.optional and not holds(self.distribution, self.versions):
             return
         require_version(self.distribution, self.versions, what=f"correction {self.name!r}")
         _installed.add(self.name)
