@@ -48,8 +48,11 @@ def build_qwen35(*, tied: bool = True, seed: int = 0, **more: object) -> Qwen3_5
 
 
 @torch.no_grad()
-def randomise(model: PreTrainedModel) -> None:
-    """Weights far from the initialisation's special values, yet tame: logits of a few units."""
+def randomise(model: PreTrainedModel, spread: float = 0.5) -> None:
+    """Weights far from the initialisation's special values, yet tame: logits of a few units.
+
+    Products of a vector with a matrix have `spread` times the vector's size.
+    """
     for name, parameter in model.named_parameters():
         noise = torch.randn_like(parameter)
         if name.endswith("A_log"):
@@ -57,7 +60,7 @@ def randomise(model: PreTrainedModel) -> None:
         elif parameter.ndim == 1:
             parameter.add_(0.3 * noise)
         else:
-            parameter.copy_(noise / (2 * parameter[0].numel() ** 0.5))
+            parameter.copy_(spread * noise / parameter[0].numel() ** 0.5)
 
 
 def reference_logprobs(model: PreTrainedModel, ids: Sequence[int], start: int, temperature: float = 1.0):
@@ -164,6 +167,11 @@ def gap() -> Callable[..., float]:
 @pytest.fixture(scope="session")
 def reference() -> Callable[..., torch.Tensor]:
     return reference_logprobs
+
+
+@pytest.fixture(scope="session")
+def randomise_weights() -> Callable[..., None]:
+    return randomise
 
 
 @pytest.fixture(scope="session")

@@ -27,7 +27,7 @@ VISION = {
 
 
 @pytest.fixture(scope="module")
-def seeing(models, tmp_path_factory):
+def seeing(models, tmp_path_factory, randomise_weights):
     """A model with a vision tower that changes what it says a lot, and where it lies."""
     text = {**models.load().config.to_dict(), "tie_word_embeddings": False}
     text["rope_parameters"] = {
@@ -40,15 +40,7 @@ def seeing(models, tmp_path_factory):
     )
     torch.manual_seed(1)
     model = Qwen3_5ForConditionalGeneration(config).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            noise = torch.randn_like(parameter)
-            if name.endswith("A_log"):
-                parameter.copy_(torch.rand_like(parameter) * 2 - 1)
-            elif parameter.ndim == 1:
-                parameter.add_(0.3 * noise)
-            else:
-                parameter.copy_(noise / parameter[0].numel() ** 0.5)
+    randomise_weights(model, spread=1.0)
     path = tmp_path_factory.mktemp("seeing")
     with torch.no_grad():
         # Drawn often enough that completions hold it.
