@@ -58,6 +58,8 @@ class RayPolicy:
         self._saves: tuple[Path, int, bool] | None = None
         self._watched: Path | None = None
         self._ranks = Ranks(config, seats, threads)
+        # The ranks of the open window.
+        self._window: Ranks | None = None
         self._path: WeightPath | None = None
         self._folder: str | None = None
         self._shared_devices: dict[int, list[str]] = {}

@@ -17,6 +17,7 @@ Change = Mapping[tuple[str, str], object]
 """Settings that are changed together: section and field, and the new value."""
 
 _ROOMY = {("trainer", "moment_precision"): "bf16", ("trainer", "gradient_precision"): "bf16"}
+_RECOMPUTE = ("none", "selective", "full")
 _FULL = {("trainer", "recompute"): "full"}
 
 
@@ -145,7 +146,7 @@ def _trainer_changes(config: RelaxConfig, found: Memory) -> Iterator[Change]:
     trainer, ranks = config.trainer, config.cluster.trainer_ranks
     if found.starved and (config.sglang.states or 0) > config.rollout.max_batch_size:
         yield {("sglang", "states"): config.rollout.max_batch_size}
-    again = [how for how in ("selective", "full") if _before(trainer.recompute, how)]
+    again = _RECOMPUTE[_RECOMPUTE.index(trainer.recompute) + 1 :]
     yield from ({("trainer", "recompute"): how} for how in again)
     shorter = [trainer.micro_batch_tokens * part // 8 for part in range(7, 0, -1)]
     training = any(use.phase == "training" for use in found.over)
@@ -174,10 +175,8 @@ def _wider(config: RelaxConfig, ranks: int) -> Iterator[Change]:
         yield wider
     sizes = [size for size in (2, 4, 8, 16) if size <= ranks]
     for tensor in sizes:
-        if tensor <= config.parallel.tensor:
-            continue
-        split = {("parallel", "tensor"): tensor, ("parallel", "sequence"): True, **wider}
-        yield split
+        if tensor > config.parallel.tensor:
+            yield {("parallel", "tensor"): tensor, ("parallel", "sequence"): True, **wider}
     for expert in sizes:
         if expert > config.parallel.expert:
             yield {
@@ -194,11 +193,6 @@ def _wider(config: RelaxConfig, ranks: int) -> Iterator[Change]:
                     ("cluster", "engines"): max(1, min(config.cluster.engines, ranks // tensor)),
                     **wider,
                 }
-
-
-def _before(recompute: str, other: str) -> bool:
-    order = ("none", "selective", "full")
-    return order.index(recompute) < order.index(other)
 
 
 def _allowed(config: RelaxConfig, change: Change) -> str:
