@@ -48,6 +48,8 @@ ROWS: tuple[Row, ...] = (
     Row("cp2-bshd-mtp2-joined", 2, _CP, trainer=_BSHD, mtp=2, draft=_JOINED),
     Row("cp2-bshd-state", 2, {**_CP, **_BY_HEADS, **_BY_STATE}, trainer=_BSHD),
     Row("pp2-bshd-mtp1", 2, _PP, trainer=_BSHD, mtp=1),
+    # The second step leaves a replica without a sample: its stages exchange a row of padding alone.
+    Row("pp2-dp2-bshd-mtp1", 4, _PP, trainer=_BSHD, mtp=1),
     Row("dp2-bshd-overlap", 2, trainer={**_BSHD, **_OVERLAP_BOTH}, mtp=1),
     Row("moe-ep2-bshd-mtp1", 2, _EP, family="moe", trainer=_BSHD, mtp=1, balance=0.5),
     # Tensor and sequence parallel.

@@ -132,7 +132,7 @@ class MicroBatch:
             context_size: ranks that share the row.
             context_rank: which of them this is.
             draft_depths: draft layers to prepare for.
-            row_length: see `PackedLayout`.
+            row_length: see `PackedLayout`; of no account without members.
         """
         chosen = [samples[i] for i in members] or [Sample(torch.zeros(1, dtype=torch.int64), torch.zeros(1))]
         lengths = [len(s.tokens_L) for s in chosen]
@@ -141,7 +141,7 @@ class MicroBatch:
             pad_to_multiple=pad_to_multiple,
             context_size=context_size,
             context_rank=context_rank,
-            row_length=row_length,
+            row_length=row_length if members else None,
         )
         row = _Row.of(layout, chosen)
         scored_S, predicted_S, _weights = row.targets(1)
