@@ -35,3 +35,18 @@ def test_random_weights_have_as_many_as_the_run_asks_for(small_run, small_model)
     with open_session(small_run(model=model, mtp={"layers": 2})) as session:
         assert session.policy.trainer.model.mtp_depths == 2
         assert session.source.config["mtp_num_hidden_layers"] == 2
+
+
+def test_reference_and_critic_need_no_draft_layer_for_the_policy_to_repeat_its_own(small_run, tmp_path):
+    with open_session(small_run(mtp={"layers": 0, "init": "truncate"})) as session:
+        session.policy.export(tmp_path / "bare")
+    sections = {
+        "algorithm": {"name": "ppo", "kl_reward_coef": 0.1},
+        "model": {"reference_path": str(tmp_path / "bare")},
+        "mtp": {"repeated": 3},
+    }
+    with open_session(small_run(**sections)) as session:
+        policy = session.policy
+        (reference,) = policy.reference
+        depths = [model.mtp_depths for model in (policy.trainer.model, policy.critic.model, reference)]
+    assert depths == [3, 0, 0]

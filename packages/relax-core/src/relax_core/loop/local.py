@@ -255,7 +255,7 @@ def open_policy(
         timeout=timeout,
     )
     try:
-        policy = _load(source, weights, sizes, config, world, lora=config.lora)
+        policy = _load(source, weights, sizes, config, world, mtp=config.mtp, lora=config.lora)
         lora = config.lora if config.lora.rank else None
         own = lora is not None and config.model.reference_path is None
         reference = (
@@ -305,6 +305,7 @@ def _build(
     *,
     random_weights: bool,
     critic: bool = False,
+    mtp: MtpConfig | None = None,
     lora: LoraConfig | None = None,
 ) -> list[Qwen35Model]:
     parallel: ParallelConfig = config.parallel
@@ -313,7 +314,7 @@ def _build(
         parallel,
         dtype=_DTYPES[config.trainer.precision],
         recompute=config.trainer.recompute,
-        mtp=config.mtp,
+        mtp=mtp,
         device=world.torch_device,
         random_weights=random_weights,
         critic=critic,
@@ -329,9 +330,10 @@ def _load(
     config: RelaxConfig,
     world: World,
     *,
+    mtp: MtpConfig | None = None,
     lora: LoraConfig | None = None,
 ) -> list[Qwen35Model]:
-    chunks = _build(sizes, config, world, random_weights=not source.names, lora=lora)
+    chunks = _build(sizes, config, world, random_weights=not source.names, mtp=mtp, lora=lora)
     if source.names:
         Placement(weights).load(chunks, source)
     if config.model.vision == "frozen":
