@@ -7,8 +7,9 @@
 The shapes, the sequence of 8192 random tokens and AdamW are those of the Hugging Face + fla baseline that the
 README names. Weights are random bfloat16, every token but the first is a target. One JSON line a case: the
 median over bursts of steps, two bursts before them not counted; within a burst nothing waits for the device
-but what the trainer itself reads, as in a run; `loss` so that a broken step shows; the parts are milliseconds
-of device time by kind of kernel, from torch's profiler in a step of its own (`--table` prints its rows).
+but what the trainer itself reads, as in a run; `waits`, how often the host waits for the device within a step
+(0); `loss` so that a broken step shows; the parts are milliseconds of device time by kind of kernel, from
+torch's profiler in a step of its own (`--table` prints its rows).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import json
 import statistics
 import sys
 import time
+import warnings
 from itertools import product
 from typing import Any
 
@@ -142,8 +144,19 @@ def measure(world: World, options: argparse.Namespace, recompute: str, drafts: i
     if base and drafts == 0 and options.seq == 8192:
         line |= {"speedup": round(rate / base[0], 2), "memory_of_baseline": round(memory / base[1], 2)}
     if world.torch_device.type == "cuda" and not options.no_profile:
+        line["waits"] = waits(trainer, sample, objective)
         line["parts_ms"] = profile(trainer, sample, objective, table=options.table)
     return line
+
+
+def waits(trainer: Trainer, sample: Sample, objective: Any) -> int:
+    """How often the host waits for the device within a step, as torch sees it."""
+    torch.cuda.set_sync_debug_mode("warn")
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        trainer.step([sample], objective)
+    torch.cuda.set_sync_debug_mode("default")
+    return sum("synchronizing CUDA operation" in str(warning.message) for warning in given)
 
 
 def profile(trainer: Trainer, sample: Sample, objective: Any, *, table: bool) -> dict[str, float]:

@@ -33,6 +33,12 @@ def test_uniform_logits_by_hand(target: Target) -> None:
     assert_near(entropy.cpu(), -expected, 1e-6)
 
 
+def test_a_target_of_none_belies_all_targets() -> None:
+    hidden, weight, token_T = torch.ones(2, 4), torch.ones(3, 4), torch.tensor([2, -1])
+    with pytest.raises(rk.InvalidInput, match=r"\[0, 3\), given values from -1 to 2; all_targets says"):
+        rk.linear_logprob(hidden, weight, token_T, all_targets=True)
+
+
 def test_equals_cross_entropy_of_torch(target: Target) -> None:
     hidden, weight = target.normal(40, 64, seed=1), target.normal(300, 64, seed=2)
     token_T = tokens(target, 40, 300)

@@ -35,7 +35,8 @@ def test_rounds_as_the_reference(grad_dtype: torch.dtype, seed: int, first: int)
     for mine, theirs in zip(states, expected_states, strict=True):
         # A product and a sum in one rounding may cross a border, about once in 2^16.
         assert (mine == theirs).double().mean() > 0.999
-        assert torch.allclose(mine.float(), theirs.float(), rtol=2**-7, atol=0.0)
+        # A sum of numbers below 8 that all but cancel is as far off as their last float32 digits.
+        assert torch.allclose(mine.float(), theirs.float(), rtol=2**-7, atol=2**-22)
 
 
 def test_another_seed_rounds_otherwise() -> None:

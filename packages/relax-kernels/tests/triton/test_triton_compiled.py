@@ -62,7 +62,10 @@ def leaf(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.rand(*shape).to(dtype).requires_grad_()
 
 
-HEAD = {"temperature": 0.7, "chunk_tokens": None, "process_group": None, "reduce_hidden_grad": True}
+HEAD = {
+    "temperature": 0.7, "all_targets": False, "chunk_tokens": None, "process_group": None,
+    "reduce_hidden_grad": True,
+}  # fmt: skip
 CALLS: dict[str, tuple[Callable[[], tuple[Any, ...]], dict[str, Any], set[str]]] = {
     "adamw_step": (
         lambda: (*(leaf(T).detach() for _ in range(4)), torch.zeros(T, dtype=torch.int16)),

@@ -21,6 +21,7 @@ OPERATORS = (
     "rotary",
     "linear_logprob",
     "linear_logprob of a fixed head",
+    "linear_logprob of targets alone",
     "add_rms_norm",
     "delta_gates",
     "router_topk",

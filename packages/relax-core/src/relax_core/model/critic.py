@@ -41,6 +41,7 @@ class Qwen35Critic(Qwen35Model):
         *,
         temperature: float = 1.0,
         with_entropy: bool = False,
+        all_targets: bool = False,
         detach_head: bool = False,
     ) -> LogProbs:
         """Values [S], float32, in the place of log-probs; targets and temperature do not matter."""

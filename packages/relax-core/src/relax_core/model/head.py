@@ -16,6 +16,7 @@ def score_tokens(
     *,
     temperature: float,
     with_entropy: bool,
+    all_targets: bool,
     group: Any,
 ) -> LogProbs:
     """Log-probs of `target_S` under softmax(hidden @ weight.T / temperature); see
@@ -27,6 +28,7 @@ def score_tokens(
         target_S: int64 token ids, -1 for none.
         temperature: divides the logits.
         with_entropy: also the entropy.
+        all_targets: no target is -1, which saves a wait for the device.
         group: tensor-parallel process group over which the vocabulary is spread.
     """
     return linear_logprob(
@@ -35,5 +37,6 @@ def score_tokens(
         target_S,
         temperature=temperature,
         with_entropy=with_entropy,
+        all_targets=all_targets,
         process_group=group if group.size() > 1 else None,
     )

@@ -239,6 +239,7 @@ class Qwen35Model(LanguageModule):  # type: ignore[misc]
         *,
         temperature: float = 1.0,
         with_entropy: bool = False,
+        all_targets: bool = False,
         detach_head: bool = False,
     ) -> LogProbs:
         """Log-probs of target tokens; the logits of all positions never exist at once.
@@ -248,6 +249,7 @@ class Qwen35Model(LanguageModule):  # type: ignore[misc]
             target_S: int64 token ids, -1 for none (log-prob 0, no gradient).
             temperature: divides the logits.
             with_entropy: also the entropy of each distribution.
+            all_targets: no target is -1, which saves a wait for the device.
             detach_head: keep the gradient out of the head's weight.
         """
         weight_VD = self.head_weight()
@@ -257,6 +259,7 @@ class Qwen35Model(LanguageModule):  # type: ignore[misc]
             target_S,
             temperature=temperature,
             with_entropy=with_entropy,
+            all_targets=all_targets,
             group=self.tp_group,
         )
 

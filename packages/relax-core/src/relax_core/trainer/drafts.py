@@ -54,6 +54,7 @@ def draft_terms(
             draft_TD[draft.positions_P],
             draft.targets_P,
             temperature=temperature,
+            all_targets=True,
             detach_head=mtp.detach_head,
         ).logprob_T
         kept_P = (logprob_P.detach() - trunk_T[draft.trunk_P]).clamp(max=0).exp()

@@ -104,7 +104,7 @@ class Trainer:
 
         def keep(hidden_TD: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
             scored = chunks[-1].token_logprobs(
-                hidden_TD[batch.scored_S], batch.targets_S, temperature=temperature
+                hidden_TD[batch.scored_S], batch.targets_S, temperature=temperature, all_targets=True
             )
             places_S = upload(_places(batch, starts)[batch.predicted_S], self.device)
             found.index_copy_(0, places_S, scored.logprob_T.float())
@@ -276,6 +276,7 @@ class Trainer:
             batch.targets_S,
             temperature=objective.temperature,
             with_entropy=objective.with_entropy,
+            all_targets=True,
         )
         sequences = Sequences(batch.sequence_S, max(1, len(batch.members)), self.ranks.add_over_context)
         terms: Terms = objective.terms(scored, batch.columns_S, sequences)

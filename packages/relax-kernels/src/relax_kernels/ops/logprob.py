@@ -38,6 +38,7 @@ def linear_logprob(
     temperature: float = 1.0,
     with_entropy: bool = False,
     top_k: int | None = None,
+    all_targets: bool = False,
     chunk_tokens: int | None = None,
     process_group: ProcessGroup | None = None,
     reduce_hidden_grad: bool = True,
@@ -59,6 +60,8 @@ def linear_logprob(
         with_entropy: also return the entropy.
         top_k: K, from 1 to V of all ranks: also return the K most probable tokens (of equal ones any) and
             their log-probabilities; None for none.
+        all_targets: no target is -1. Without this word a backend that skips tokens finds out which, for which
+            the host waits for the device. Not checked either where that would wait.
         chunk_tokens: tokens per chunk; None lets the backend choose.
         process_group: ranks over which the vocabulary is spread; each must pass the same hidden states and
             targets.
@@ -75,6 +78,7 @@ def linear_logprob(
         "temperature": temperature,
         "with_entropy": with_entropy,
         "top_k": top_k,
+        "all_targets": all_targets,
         "chunk_tokens": chunk_tokens,
         "process_group": process_group,
         "reduce_hidden_grad": reduce_hidden_grad,
@@ -91,6 +95,7 @@ def linear_logprob_call(
     temperature: float = 1.0,
     with_entropy: bool = False,
     top_k: int | None = None,
+    all_targets: bool = False,
     chunk_tokens: int | None = None,
     process_group: ProcessGroup | None = None,
     reduce_hidden_grad: bool = True,
@@ -102,7 +107,7 @@ def linear_logprob_call(
     check.tensor("target_T", target_T, "T", dtypes=(torch.int64,))
     check.number("temperature", temperature)
     check.require(temperature > 0, f"temperature must be positive, given {temperature}")
-    check.flags(with_entropy=with_entropy, reduce_hidden_grad=reduce_hidden_grad)
+    check.flags(with_entropy=with_entropy, all_targets=all_targets, reduce_hidden_grad=reduce_hidden_grad)
     if chunk_tokens is not None:
         check.whole("chunk_tokens", chunk_tokens, 1)
     check.require(check.sizes["V"] > 0, "weight_VD has no rows")
@@ -119,13 +124,15 @@ def linear_logprob_call(
     if target_T.device.type == "cpu" and target_T.numel():
         low, high = (int(bound) for bound in torch.aminmax(target_T))
         check.require(
-            low >= -1 and high < vocabulary,
-            f"target_T must lie in [0, {vocabulary}) or be -1, given values from {low} to {high}",
+            low >= (0 if all_targets else -1) and high < vocabulary,
+            f"target_T must lie in [0, {vocabulary}){'' if all_targets else ' or be -1'}, given values from "
+            f"{low} to {high}{'; all_targets says that none is -1' if all_targets else ''}",
         )
     options = {
         "temperature": temperature,
         "with_entropy": with_entropy,
         "top_k": top_k,
+        "all_targets": all_targets,
         "chunk_tokens": chunk_tokens,
         "process_group": process_group,
         "reduce_hidden_grad": reduce_hidden_grad,

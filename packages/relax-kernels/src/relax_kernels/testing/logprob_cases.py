@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -26,6 +26,8 @@ class _Setting:
     chunk: int | None = None
     without_target: float = 0.3
     """Fraction of the tokens that have no target."""
+    promised: bool = False
+    """Whether the call says that all have one."""
     size: float = 0.2
     """Factor on the weight."""
     slack: float = 1.0
@@ -44,6 +46,10 @@ def cases() -> Iterator[Case]:
     yield _case("temperature", _Setting(temperature=0.6))
     yield _case("chunks-of-7", _Setting(chunk=7))
     yield _case("every-target", _Setting(without_target=0.0))
+    for tokens in (0, 65):
+        yield _case(
+            f"all-targets-{tokens}", _Setting(tokens=tokens, without_target=0.0, promised=True, top_k=3)
+        )
     yield _case("no-target", _Setting(without_target=1.0))
     yield _case("large-logits", _Setting(size=20.0, slack=20.0))
     yield _case("one-word", _Setting(vocabulary=1, top_k=1))
@@ -57,6 +63,7 @@ def cases() -> Iterator[Case]:
         fixed = _Setting(fixed=True, dtype=dtype, entropy=False, temperature=0.7)
         yield _case(f"fixed-head-{dtype_name(dtype)}", fixed)
     yield _case("fixed-head-entropy", _Setting(fixed=True, dtype=torch.bfloat16))
+    yield _case("fixed-head-all-targets", replace(fixed, without_target=0.0, promised=True))
     large = _Setting(fixed=True, dtype=torch.bfloat16, entropy=False, size=20.0, slack=20.0)
     yield _case("fixed-head-large-logits", large)
     # Qwen3.5's vocabulary: hidden's gradient sums a quarter of a million products in float32.
@@ -85,6 +92,7 @@ def _check(s: _Setting, target: Target) -> None:
         temperature=s.temperature,
         with_entropy=s.entropy,
         top_k=s.top_k,
+        all_targets=s.promised,
         chunk_tokens=s.chunk,
     )
     trained = (hidden,) if s.fixed else (hidden, weight)

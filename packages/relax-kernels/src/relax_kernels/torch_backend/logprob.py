@@ -30,6 +30,7 @@ def linear_logprob(
     temperature: float,
     with_entropy: bool,
     top_k: int | None,
+    all_targets: bool,
     chunk_tokens: int | None,
     process_group: ProcessGroup | None,
     reduce_hidden_grad: bool,
@@ -38,8 +39,8 @@ def linear_logprob(
     if chunk_tokens is None:
         row_bytes = weight_VD.shape[0] * accumulation_dtype(hidden_TD.dtype).itemsize
         chunk_tokens = max(1, CHUNK_BYTES // row_bytes)
-    on_device = not on_host(target_T)
-    if on_device:
+    masked = not all_targets and not on_host(target_T)
+    if masked:
         # Which rows have a target is not known without waiting for the device: all are computed.
         counted_T = target_T >= 0
         counted_T1 = counted_T.unsqueeze(1)
@@ -56,7 +57,7 @@ def linear_logprob(
         process_group,
         reduce_hidden_grad,
     )
-    if on_device:
+    if masked:
         logprob_T, entropy_T = (torch.where(counted_T, x_T, 0.0) for x_T in (logprob_T, entropy_T))
         topk_TK, index_TK = torch.where(counted_T1, topk_TK, 0.0), torch.where(counted_T1, index_TK, -1)
     largest = (None, None) if top_k is None else (topk_TK, index_TK)

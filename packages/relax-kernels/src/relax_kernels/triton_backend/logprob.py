@@ -146,17 +146,19 @@ def linear_logprob(
     temperature: float,
     with_entropy: bool,
     top_k: int | None,
+    all_targets: bool,
     chunk_tokens: int | None,
     process_group: ProcessGroup | None,
     reduce_hidden_grad: bool,
 ) -> tuple[torch.Tensor | None, ...]:
     """See `relax_kernels.linear_logprob`."""
     tokens = target_T.numel()
-    place_S = torch.nonzero(target_T >= 0).squeeze(1)
-    skips = place_S.numel() < tokens
+    if not all_targets:
+        place_S = torch.nonzero(target_T >= 0).squeeze(1)
+    skips = not all_targets and place_S.numel() < tokens
     if skips:
         hidden_TD, target_T = hidden_TD.index_select(0, place_S), target_T.index_select(0, place_S)
-    if not place_S.numel():
+    if not target_T.numel():
         # Nothing to compute, but both inputs keep their place in the graph.
         nothing = (hidden_TD.sum() + weight_VD[:0].sum()).float()
         zeros_T = nothing.expand(tokens)
