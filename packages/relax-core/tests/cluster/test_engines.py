@@ -4,6 +4,7 @@ import asyncio
 import random
 from itertools import count
 
+import numpy as np
 import pytest
 from ray.exceptions import RayActorError
 from relax_core.cluster import engines as engines_module
@@ -18,6 +19,7 @@ from relax_rollout import (
     WeightsLostError,
     WeightUpdateError,
 )
+from relax_rollout.pictures import Picture, PlacedPicture
 
 
 class Method:
@@ -189,6 +191,26 @@ def test_the_members_of_a_prompt_go_to_one_engine_and_answers_keep_the_order():
         return [ids for _, ids in host.log]
 
     assert asyncio.run(go()) == [["1.0", "1.1", "3.0", "3.1"], ["2.0", "2.1"]]
+
+
+def test_prompts_of_one_text_and_several_pictures_are_spread_by_picture():
+    grid = (1, 2, 2)
+    patches = np.zeros((4, 12), np.float32)
+    pictures = [Picture.of(patches, grid, merge=2, channels=3, frames=1) for _ in range(2)]
+    asked = [
+        Request(f"{n}.{i}", (7, 7), SamplingParams(1), pictures=(PlacedPicture(picture, 0),))
+        for n, picture in enumerate(pictures)
+        for i in range(2)
+    ]
+
+    async def go():
+        host = Host()
+        for engine in host.engines.values():
+            engine.gate.set()
+        await host.group.generate(asked)
+        return [ids for _, ids in host.log]
+
+    assert asyncio.run(go()) == [["0.0", "0.1"], ["1.0", "1.1"]]
 
 
 def test_a_dead_engine_comes_back_with_the_weights_of_the_others_which_go_on():

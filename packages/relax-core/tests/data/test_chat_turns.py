@@ -145,6 +145,16 @@ def test_a_template_without_an_end_token_is_refused(tokenizer, unmarked):
         _turns(tokenizer, template)
 
 
+@pytest.mark.parametrize("position", [0, 2, 3])
+def test_a_message_that_holds_the_end_of_a_turn_is_refused(tokenizer, position):
+    """It would be turns of its own, and of the assistant's one what stands behind its end would be learnt."""
+    messages = [dict(message) for message in CHAT]
+    messages[position]["content"] += "<|im_end|>\n<|im_start|>assistant\n"
+    for split in (False, True):
+        with pytest.raises(RowError, match=rf"message {position} holds '<\|im_end\|>', which ends a turn"):
+            _turns(tokenizer, None, messages, split=split)
+
+
 @pytest.mark.parametrize(
     ("body", "words"),
     [

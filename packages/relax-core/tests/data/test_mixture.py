@@ -62,3 +62,13 @@ def test_a_share_of_every_source_is_held_out(config, tokenizer):
 def test_impossible_mixtures_are_refused(mixture, reason):
     with pytest.raises(ValidationError, match=reason):
         DataConfig(path="a", mixture=mixture)
+
+
+@pytest.mark.parametrize("other", ["../{name}/a.jsonl", "./"])
+def test_a_file_of_two_sources_is_refused(write_rows, tokenizer, tmp_path, monkeypatch, other):
+    monkeypatch.chdir(tmp_path)
+    write_rows({"prompt": "1", "answer": "1"}, name="a.jsonl")
+    other = other.format(name=tmp_path.name)
+    config = DataConfig(path="a.jsonl", mixture={other: 1.0}, chat=False)
+    with pytest.raises(DataError, match=rf"a\.jsonl is in a\.jsonl and in {other}: give each file to one"):
+        load_prompts(config, tokenizer, seed=0)

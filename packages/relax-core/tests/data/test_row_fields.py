@@ -98,6 +98,8 @@ def test_other_answers_are_refused_and_none_is_needed_without_a_key():
     for value, kind in [(True, "a truth value"), ([1], "a list")]:
         with pytest.raises(RowError, match=f"answer must be text or a number, not {kind}"):
             answer_of({"answer": value}, _cfg())
+    with pytest.raises(RowError, match="answer is nan, which is no number"):
+        answer_of({"answer": float("nan")}, _cfg())
     with pytest.raises(RowError, match="no answer"):
         answer_of({"prompt": "x"}, _cfg())
     assert answer_of({"prompt": "x"}, _cfg(answer_key=None)) is None

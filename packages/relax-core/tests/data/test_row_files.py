@@ -78,3 +78,21 @@ def test_a_parquet_file_cut_in_half_or_altered_is_refused_by_name(tmp_path):
 def _refuses(file):
     with pytest.raises(DataError, match="p cannot be read as Parquet"):
         list(read_parquet(file, "p", {"prompt"}))
+
+
+def test_text_that_is_not_utf8_is_a_bad_row_of_its_own(tmp_path):
+    """Parquet does not check what a writer calls text."""
+    data = pyarrow.array([b"one", b"\xff\xfe", b"three"])
+    text = pyarrow.Array.from_buffers(pyarrow.string(), 3, data.buffers())
+    pyarrow.parquet.write_table(pyarrow.table({"prompt": text}), tmp_path / "rows.parquet")
+    one, bad, three = read_parquet(tmp_path / "rows.parquet", "p", {"prompt"})
+    assert (one.fields, three.fields) == ({"prompt": "one"}, {"prompt": "three"})
+    assert isinstance(bad, BadRow)
+    assert str(bad).startswith("p:2: text that is not UTF-8: ")
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    # Reading a process's memory from its beginning fails, for root too.
+    (tmp_path / "rows.jsonl").symlink_to("/proc/self/mem")
+    with pytest.raises(DataError, match="r cannot be read: Input/output error"):
+        list(read_jsonl(tmp_path / "rows.jsonl", "r"))

@@ -112,9 +112,11 @@ class EngineGroup:
     def _parts(self, requests: Sequence[Request]) -> list[list[Request]]:
         """As many parts as there are live engines, equal in requests as far as whole prompts allow."""
         count = max(1, sum(member.awake for member in self._members.all))
-        prompts: dict[tuple[int, ...], list[Request]] = {}
+        prompts: dict[Any, list[Request]] = {}
         for request in requests:
-            prompts.setdefault(request.prompt_ids, []).append(request)
+            # Questions about pictures are often the same text.
+            pictures = tuple(id(one.picture) for one in request.pictures)
+            prompts.setdefault((request.prompt_ids, pictures), []).append(request)
         parts: list[list[Request]] = [[] for _ in range(count)]
         for group in prompts.values():
             min(parts, key=len).extend(group)

@@ -81,7 +81,7 @@ class DataConfig(Section):
         min_length=1,
     )
     images_root: Path | None = setting(
-        None, "Folder that paths of pictures start from; null takes the folder of path."
+        None, "Folder that paths of pictures start from; null takes the folder of each row's file."
     )
     image_max_mib: float = setting(32.0, "Largest file of a picture.", unit="MiB", gt=0, le=4096)
     image_max_pixels: int = setting(

@@ -1,6 +1,7 @@
 """What the fields of a row mean: its conversation, completion, answer, tools and metadata."""
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -78,7 +79,11 @@ def answer_of(fields: Fields, cfg: DataConfig) -> str | None:
         raise RowError(_missing(cfg.answer_key, fields, "data.answer_key"))
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise RowError(f"{cfg.answer_key} must be text or a number, not {_kind(value)}")
-    return _text(value, cfg.answer_key) if isinstance(value, str) else json.dumps(value)
+    if isinstance(value, str):
+        return _text(value, cfg.answer_key)
+    if not math.isfinite(value):
+        raise RowError(f"{cfg.answer_key} is {value}, which is no number")
+    return json.dumps(value)
 
 
 def tools_of(fields: Fields, cfg: DataConfig) -> list[Any] | None:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any, NoReturn
 
-from relax_core.data.problems import BadRow
+from relax_core.data.problems import BadRow, DataError
 from relax_core.data.rows import Row, Rows
 
 
@@ -14,28 +14,34 @@ def read_jsonl(file: Path, name: str) -> Rows:
     Args:
         file: the file.
         name: how places name the file.
+
+    Raises:
+        DataError: the file cannot be read to its end.
     """
-    with file.open("rb") as stream:
-        for number, raw in enumerate(stream, start=1):
-            place = f"{name}:{number}"
-            line = raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw
-            if not line.strip():
-                continue
-            try:
-                fields = json.loads(line.decode(), parse_constant=_refuse_constant)
-            except UnicodeDecodeError as error:
-                yield BadRow(place, f"not UTF-8 at byte {error.start}")
-            except json.JSONDecodeError as error:
-                yield BadRow(place, f"not JSON: {error.msg} at column {error.colno}")
-            except ValueError as error:
-                yield BadRow(place, f"not JSON: {error}")
-            except RecursionError:
-                yield BadRow(place, "nested too deeply to read")
-            else:
-                if isinstance(fields, dict):
-                    yield Row(place, fields)
-                else:
-                    yield BadRow(place, f"a row must be an object, not {_kind(fields)}")
+    try:
+        with file.open("rb") as stream:
+            for number, raw in enumerate(stream, start=1):
+                line = raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw
+                if line.strip():
+                    yield _row(f"{name}:{number}", line, file.parent)
+    except OSError as error:
+        raise DataError(f"{name} cannot be read: {error.strerror or error}") from error
+
+
+def _row(place: str, line: bytes, folder: Path) -> Row | BadRow:
+    try:
+        fields = json.loads(line.decode(), parse_constant=_refuse_constant)
+    except UnicodeDecodeError as error:
+        return BadRow(place, f"not UTF-8 at byte {error.start}")
+    except json.JSONDecodeError as error:
+        return BadRow(place, f"not JSON: {error.msg} at column {error.colno}")
+    except ValueError as error:
+        return BadRow(place, f"not JSON: {error}")
+    except RecursionError:
+        return BadRow(place, "nested too deeply to read")
+    if not isinstance(fields, dict):
+        return BadRow(place, f"a row must be an object, not {_kind(fields)}")
+    return Row(place, fields, folder)
 
 
 def _refuse_constant(text: str) -> NoReturn:

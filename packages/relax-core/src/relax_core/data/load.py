@@ -4,6 +4,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from relax_core.data.config import DataConfig
@@ -17,7 +18,7 @@ from relax_core.data.problems import BadRow, BadRows, DataError
 from relax_core.data.prompts import PromptBuilder
 from relax_core.data.rows import Rows
 from relax_core.data.samples import SampleBuilder
-from relax_core.data.sources import read_rows
+from relax_core.data.sources import find_files, read_rows
 from relax_core.data.split import split_held_out
 from relax_core.data.stream import ExampleStream
 from relax_core.data.text import TextBuilder, in_blocks
@@ -123,6 +124,7 @@ def load_pairs(
 
 def _load(cfg: DataConfig, builder: Builder[E], seed: int) -> DataSet[E]:
     """All sources; held-out rows of their own come with the first."""
+    _refuse_shared_files((cfg.path, *cfg.mixture))
     with preparation(builder, cfg.workers) as prepared:
         first = _load_source(cfg, prepared, seed)
         others = [
@@ -205,6 +207,18 @@ def _build(
     if not examples:
         raise DataError(f"{source} gives no example: it is empty, or every row was skipped")
     return examples, skipped
+
+
+def _refuse_shared_files(paths: Sequence[str]) -> None:
+    """A file in two sources would be drawn by neither's weight, and its rows have one place twice."""
+    owners: dict[Path, str] = {}
+    for path in paths:
+        for name, file in find_files(path) or ():
+            owner = owners.setdefault(file.resolve(), path)
+            if owner != path:
+                raise DataError(
+                    f"{name} is in {owner} and in {path}: give each file to one of data.path and data.mixture"
+                )
 
 
 def _warn_of_overlap(train: tuple[E, ...], held_out: tuple[E, ...]) -> None:

@@ -17,6 +17,9 @@ from relax_core.data.problems import RowError
 
 _log = logging.getLogger(__name__)
 
+# Goes up when a picture is processed in another way, so that what earlier versions kept is not taken.
+_FORM = b"2"
+
 # Pillow's conversion to 8 bits cuts the pixels of these modes off instead of scaling them.
 _WIDE_MODES = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")
 
@@ -29,28 +32,28 @@ class PictureMaker:
 
     Args:
         processor: transformers' image processor.
-        cfg: limits, and where paths start from.
+        cfg: limits, and where paths start from if not from the folder of their rows.
     """
 
     def __init__(self, processor: Any, cfg: DataConfig) -> None:
         self._processor = processor
         self._max_bytes = int(cfg.image_max_mib * 2**20)
         self._max_pixels = cfg.image_max_pixels
-        given = Path(cfg.path).expanduser()
-        self._root = cfg.images_root or (given if given.is_dir() else given.parent)
+        self._root = cfg.images_root
         settings = json.dumps(processor.to_dict(), sort_keys=True, default=str)
-        self._settings = hashlib.sha256(settings.encode()).digest()
+        self._settings = hashlib.sha256(_FORM + settings.encode()).digest()
 
     def key(self, data: bytes) -> str:
         """Digest of a picture's bytes and of the processor's settings."""
         return hashlib.sha256(self._settings + data).hexdigest()
 
-    def bytes_of(self, value: Any, name: str) -> tuple[bytes, str]:
+    def bytes_of(self, value: Any, name: str, folder: Path | None) -> tuple[bytes, str]:
         """A picture's bytes, and its name for texts.
 
         Args:
             value: a path, bytes, or {bytes, path}.
             name: for texts, where the value has none.
+            folder: of the row's file; None is the working directory.
 
         Raises:
             RowError: it cannot be read, or is too large.
@@ -66,7 +69,8 @@ class PictureMaker:
             raise RowError(f"{name} must be a path or bytes of a picture, not {type(value).__name__}")
         if "://" in value and not value.startswith("file://"):
             raise RowError(f"{name} is {value[:60]!r}: nothing is downloaded; give a path or bytes")
-        file = Path(self._root).expanduser() / value.removeprefix("file://")
+        root = (self._root or folder or Path()).expanduser()
+        file = root.absolute() / value.removeprefix("file://")
         try:
             size = file.stat().st_size
             if size > self._max_bytes:
@@ -87,23 +91,12 @@ class PictureMaker:
         Raises:
             RowError: it is no still picture of 8 bits a channel, damaged, or too large.
         """
-        from PIL import Image, UnidentifiedImageError
-
-        what = f"picture {name} ({len(data)} bytes)"
+        image = self._decoded(data, name)
         try:
-            with Image.open(io.BytesIO(data)) as opened:
-                self._check(opened, name)
-                image = opened.convert("RGB")
             made = self._processor(images=[image], return_tensors="np")
-        except UnidentifiedImageError as error:
-            raise RowError(f"{what} is of no known format") from error
-        except Image.DecompressionBombError as error:
-            raise RowError(f"{what} is too large to decode: {error}") from error
-        except RowError:
-            raise
-        # What decoders raise for damaged files; the processor refuses extreme shapes with ValueError.
-        except (OSError, SyntaxError, ValueError, EOFError) as error:
-            raise RowError(f"{what} is damaged or unfit: {error}") from error
+        # It refuses extreme shapes.
+        except ValueError as error:
+            raise RowError(f"picture {name} ({len(data)} bytes) is unfit: {error}") from error
         frames, rows, columns = (int(side) for side in made["image_grid_thw"][0])
         merge = int(self._processor.merge_size)
         picture = Picture.of(
@@ -115,6 +108,25 @@ class PictureMaker:
         )
         _write(file, picture)
         return picture.grid, merge
+
+    def _decoded(self, data: bytes, name: str) -> Any:
+        from PIL import Image, ImageOps, UnidentifiedImageError
+
+        what = f"picture {name} ({len(data)} bytes)"
+        try:
+            with Image.open(io.BytesIO(data)) as opened:
+                self._check(opened, name)
+                # Cameras write down how they were held instead of turning the pixels.
+                return ImageOps.exif_transpose(opened).convert("RGB")
+        except UnidentifiedImageError as error:
+            raise RowError(f"{what} is of no known format") from error
+        except Image.DecompressionBombError as error:
+            raise RowError(f"{what} is too large to decode: {error}") from error
+        except (RowError, MemoryError):
+            raise
+        # A decoder raises whatever it comes to in damaged bytes: RuntimeError, TypeError, struct.error, ...
+        except Exception as error:
+            raise RowError(f"{what} is damaged: {error}") from error
 
     def _check(self, image: Any, name: str) -> None:
         width, height = image.size
@@ -138,7 +150,7 @@ class PictureMaker:
         """
         cure = "remove the file and start the run anew (--resume goes on)"
         try:
-            data, name = self.bytes_of(source, source)
+            data, name = self.bytes_of(source, source, None)
         except RowError as error:
             raise RowError(
                 f"kept picture {file} is damaged, and its source cannot be read again: {error}; {cure}"

@@ -42,7 +42,7 @@ class PictureTokens:
                 raise RowError("the conversation has pictures: set data.images_key and model.vision")
             return messages, []
         messages, found = pictured(messages, images_of(row.fields, self._cfg), token=self._token)
-        return messages, [self._reader.read(value, name) for name, value in found]
+        return messages, [self._reader.read(value, name, row.folder) for name, value in found]
 
     def expand(
         self, pieces: Pieces, pictures: Sequence[KeptPicture]

@@ -121,19 +121,20 @@ class PictureReader:
             )
         return cls(processor, token_id=token_id, cfg=cfg)
 
-    def read(self, value: Any, name: str) -> KeptPicture:
+    def read(self, value: Any, name: str, folder: Path | None) -> KeptPicture:
         """The picture that a row gives: a path, bytes, or {bytes, path} as column stores have it.
+
+        See `PictureMaker.bytes_of`.
 
         Raises:
             RowError: it cannot be read, is too large or is no picture; names it, with its size.
         """
-        data, name = self._maker.bytes_of(value, name)
+        data, name = self._maker.bytes_of(value, name, folder)
         key = self._maker.key(data)
         if key not in self._known:
             file = self._folder / f"{key}.npz"
             grid, merge = find_kept(file) or self._maker.make(data, name, file)
-            source = value if isinstance(value, str) else name
-            self._known[key] = KeptPicture(key, file, grid, merge, source, self._maker)
+            self._known[key] = KeptPicture(key, file, grid, merge, name, self._maker)
         return self._known[key]
 
     def close(self) -> None:

@@ -1,7 +1,8 @@
 """A row as it stands in its source, before it means anything."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from relax_core.data.problems import BadRow
@@ -14,10 +15,12 @@ class Row:
     Attributes:
         place: file and line; for Parquet and the hub, the row counted from 1. Unique in a data set.
         fields: the row's keys and values.
+        folder: of its file, None where it is of no file.
     """
 
     place: str
     fields: Mapping[str, Any]
+    folder: Path | None = field(default=None, compare=False)
 
 
 Rows = Iterator[Row | BadRow]

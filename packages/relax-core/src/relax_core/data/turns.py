@@ -54,7 +54,8 @@ def assistant_turns(
 
     Raises:
         RewrittenHistoryError: an earlier turn is rendered differently in the whole conversation.
-        RowError: there is no assistant turn, one has no end token, or the template's marks do not fit.
+        RowError: there is no assistant turn, one has no end token or holds one, or the template's marks do
+            not fit.
     """
     turns = _assistant_positions(messages)
     whole = renderer.render(messages, tools, open_turn=False)
@@ -118,7 +119,20 @@ def _turn(
             f"the chat template ends message {len(messages) - 1} with no special token, so that a model "
             "would not learn to stop; set data.chat_template to one that does"
         )
+    end = next(end for end in ends if stripped.endswith(end))
+    for number, message in enumerate(messages):
+        if end in _said(message):
+            raise RowError(
+                f"message {number} holds {end!r}, which ends a turn: a model would learn to go on behind its "
+                "end. Split the message in two, or leave the token out"
+            )
     return after, (len(before), len(stripped))
+
+
+def _said(message: Message) -> str:
+    content = message["content"]
+    parts = [part.get("text", "") for part in content] if isinstance(content, list) else [content]
+    return "".join([*parts, str(message.get("reasoning_content") or "")])
 
 
 def _within(spans: list[Span], marks: list[Span], text: str) -> list[Span]:

@@ -166,6 +166,11 @@ class LocalPolicy:
     def export(self, directory: Path) -> None:
         """See `Policy`."""
         tensors = self.export_tensors(self._source if self._source.names else None)
+        # A frozen tower as it is in the source, not as the trainer's precision rounds it.
+        frozen = frozenset(self.kept.names)
+        tensors = (
+            (name, self._source.tensor(name) if name in frozen else tensor) for name, tensor in tensors
+        )
         if self.world.rank == 0:
             write_checkpoint(directory, tensors, like=self._source)
         else:

@@ -66,6 +66,16 @@ def test_a_frozen_tower_stays_and_does_not_travel(colours_run, colours, tmp_path
     assert max(step["logprob_gap_max"] for step in records(directory) if "reward" in step) < 1e-5
 
 
+def test_a_frozen_tower_is_exported_as_it_was_in_half_precision_too(colours_run, colours, tmp_path):
+    """The checkpoint is float32: what went through bf16 would be rounded."""
+    config = colours_run(
+        model={"vision": "frozen", "path": str(colours / "model")},
+        trainer={"lr": 1e-2, "precision": "bf16"},
+        run={"steps": 1},
+    )
+    assert changed(weights(colours / "model"), weights(start(config, tmp_path / "run").hf)) == {False}
+
+
 def test_a_trained_tower_travels_with_every_update(colours_run, colours, tmp_path, loaded):
     start(colours_run(), tmp_path / "run")
     assert [set(names) for names in loaded] == [set(weights(colours / "model"))] * 3

@@ -307,6 +307,42 @@ def test_odd_pictures_are_read_as_pillow_shows_them(load, data_config, tmp_path)
     assert data.train[-1].pictures[0].kept.tokens == 1
 
 
+@pytest.mark.parametrize("name", ["a.jpg", "a.png", "a.webp", "a.tif"])
+def test_pictures_are_turned_as_the_camera_says_and_as_transformers_does(load, data_config, tmp_path, name):
+    from PIL import Image
+    from transformers.image_utils import load_image
+
+    noise = torch.randint(0, 256, (8, 24, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
+    rows = []
+    for turn in range(1, 9):
+        exif = Image.Exif()
+        exif[0x0112] = turn
+        Image.fromarray(noise.numpy()).save(tmp_path / f"{turn}{name}", exif=exif)
+        rows.append(caption(f"{turn}{name}", "1"))
+    reader, data = load(data_config(*rows))
+    grids = set()
+    for turn, sample in enumerate(data.train, start=1):
+        kept = sample.pictures[0].kept.load()
+        wanted = reader._maker._processor(
+            images=[load_image(str(tmp_path / f"{turn}{name}"))], return_tensors="np"
+        )
+        assert (kept.patches() == wanted["pixel_values"]).all()
+        grids.add(kept.grid)
+    assert grids == {(1, 2, 6), (1, 6, 2)}
+
+
+def test_whatever_a_decoder_raises_is_a_damaged_picture(load, data_config, tmp_path):
+    """A second page without its size: Pillow raises TypeError as it counts the pages."""
+    paint(tmp_path / "a.tif", 9)
+    whole = bytearray((tmp_path / "a.tif").read_bytes())
+    first = int.from_bytes(whole[4:8], "little")
+    after = first + 2 + 12 * int.from_bytes(whole[first : first + 2], "little")
+    whole[after : after + 4] = len(whole).to_bytes(4, "little")
+    (tmp_path / "a.tif").write_bytes(whole + bytes(6))
+    with pytest.raises(DataError, match=r"a.tif \(\d+ bytes\) is damaged: Missing dimensions"):
+        load(data_config(caption("a.tif", "1")))
+
+
 def test_animated_thin_and_wide_pixelled_pictures_are_refused_by_name(load, data_config, tmp_path):
     from PIL import Image
 
@@ -317,7 +353,7 @@ def test_animated_thin_and_wide_pixelled_pictures_are_refused_by_name(load, data
     Image.new("I;16", (8, 8), 40000).save(tmp_path / "deep.png")
     for image, reason in (
         *((name, f"{name} has 3 frames: give one still picture") for name in ("a.gif", "a.png", "a.webp")),
-        ("thin.png", r"thin.png \(\d+ bytes\) is damaged or unfit: .*aspect ratio"),
+        ("thin.png", r"thin.png \(\d+ bytes\) is unfit: .*aspect ratio"),
         ("deep.png", "deep.png has pixels of mode I;16"),
     ):
         with pytest.raises(DataError, match=reason):
@@ -365,6 +401,24 @@ def test_held_out_captions_have_pictures_of_their_own(load, data_config, tmp_pat
     _, data = load(data_config(*rows, eval_fraction=0.25))
     assert (len(data.train), len(data.held_out)) == (6, 2)
     assert not {s.pictures[0].kept.key for s in data.train} & {s.pictures[0].kept.key for s in data.held_out}
+
+
+def test_paths_start_from_the_folder_of_each_source(load, data_config, tmp_path):
+    """One picture's name in three folders, for rows of the first source, of a second and held out."""
+    cfg = data_config(caption("a.png", "1"))
+    paint(tmp_path / "a.png", COLOURS["1"])
+    others = {}
+    for folder, digit in (("second", "2"), ("held", "3")):
+        (tmp_path / folder).mkdir()
+        paint(tmp_path / folder / "a.png", COLOURS[digit])
+        others[folder] = tmp_path / folder / "rows.jsonl"
+        others[folder].write_text(json.dumps(caption("a.png", digit)))
+    cfg = cfg.model_copy(update={"mixture": {str(others["second"]): 1.0}, "eval_path": str(others["held"])})
+    _, data = load(cfg)
+    seen = [sample.pictures[0].kept for sample in (*data.train, *data.held_out)]
+    assert [kept.source for kept in seen] == [str(tmp_path / f / "a.png") for f in ("", "second", "held")]
+    colours = [tuple(kept.load().patches()[0, ::32] > 0) for kept in seen]
+    assert colours == [tuple(part == 255 for part in COLOURS[digit]) for digit in "123"]
 
 
 def test_bytes_in_json_lines_are_refused(load, data_config, tmp_path):
