@@ -3,6 +3,7 @@
 import pytest
 import torch
 from relax_core.algorithms import AlgorithmConfig, PolicyTokens, Sequences
+from relax_core.algorithms.builtin import m2po
 
 
 def kept(log_ratios, limit, advantages=None):
@@ -34,6 +35,12 @@ def test_only_tokens_that_move_away_from_the_engine_count_and_are_left_out():
     assert kept(ratios, 0.505, advantages) == [1, 1, 1, 1], "the mean of 0.01 and 1"
     assert kept(ratios, 0.504, advantages) == [1, 1, 1, 0]
     assert kept(ratios, 0.04, [0.0] * 4) == [1, 1, 1, 1], "nothing moves them"
+
+
+@pytest.mark.parametrize("length", [0, 1, 2, 3, 100])
+def test_the_running_sum_is_that_of_numbers_one_by_one(length):
+    numbers = torch.randn(length, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).square()
+    torch.testing.assert_close(m2po._running_sum(numbers), numbers.cumsum(0), rtol=1e-14, atol=0)
 
 
 def test_equal_policies_leave_nothing_out():

@@ -30,18 +30,19 @@ def test_loss_and_gradient_are_those_of_the_formula_in_one_part_or_many():
             torch.arange(n + 1),
             torch.tensor([0.0] + [1.0] * n),
             place // 2,
-            {name: torch.cat([torch.zeros(1), x.detach().float()]) for name, x in columns.items()},
+            {"ref_logprob": torch.cat([torch.zeros(1), ref.float()])},
         )
-        for place, (n, *pair) in enumerate(zip(COUNTS, logprobs, refs, strict=True))
-        for columns in [dict(zip(("logprob", "ref_logprob"), pair, strict=True))]
+        for place, (n, ref) in enumerate(zip(COUNTS, refs, strict=True))
     ]
+    logprob_B = torch.cat([torch.cat([torch.zeros(1), x.detach().float()]) for x in logprobs])
     objective = PreferenceObjective(AlgorithmConfig(name="dpo", preference_beta=0.5))
-    prepared = objective.prepare(samples)
+    prepared = objective.prepare(samples, logprob_B)
+    parts = {name: torch.split(x_B, [n + 1 for n in COUNTS]) for name, x_B in prepared.batch_columns.items()}
     reducer = LossReducer(prepared.denominators)
     total = 0.0
     for place in range(4):
         logprobs[place].grad = None
-        columns = {name: x[1:].double() for name, x in prepared.samples[place].columns.items()}
+        columns = {name: part[place][1:].double() for name, part in parts.items()}
         index = torch.zeros(COUNTS[place], dtype=torch.int64)
         terms = objective.terms(LogProbs(logprobs[place], None), columns, Sequences(index, 1))
         loss, shares = reducer.reduce(terms.terms)

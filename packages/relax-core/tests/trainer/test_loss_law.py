@@ -76,6 +76,7 @@ def loss_and_gradients(model, samples, objective, micro_batches):
         )
         hidden_TD = model(batch.tokens_T, batch.layout)
         options = {"batch": batch, "objective": objective, "reducer": reducer, "balance": None}
+        options["columns_of"] = lambda batch: batch.columns_S
         loss, _count, _report = Trainer._loss(trainer, hidden_TD, **options)
         loss.backward()
         total += float(loss.detach())

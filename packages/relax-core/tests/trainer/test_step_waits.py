@@ -4,6 +4,7 @@ import pickle
 
 import pytest
 import torch
+from relax_core.loop import objectives, preferences, values
 from relax_core.packing.pictures import RowPictures
 from relax_core.testing import Row
 from relax_core.testing.table import ALGORITHMS
@@ -51,6 +52,9 @@ def watch(monkeypatch):
         (MicroBatch, "pack"),
         (RowPictures, "placed"),
         (trainer_module, "draft_denominators"),
+        *((objectives, name) for name in ("weigh", "target_counts", "token_columns", "target_places")),
+        (preferences, "target_counts"),
+        *((values, name) for name in ("weigh", "target_counts")),
         (logprob, "linear_logprob_call"),
         (reference, "_chunks"),
         (experts, "sort_by_expert_call"),
@@ -59,11 +63,10 @@ def watch(monkeypatch):
     return Watch()
 
 
-# Preferences and m2po score a mini-batch before they weigh it, which is a read.
 ROWS = [
     Row("sft", 1, mtp=2, trainer={"micro_batch_tokens": 16}),
     Row("policy", 1, mtp=1, objective="policy", trainer={"micro_batch_tokens": 16, "recompute": "full"}),
-    *(Row(name, 1, objective=name) for name in (*ALGORITHMS, "value") if name not in ("dpo", "m2po")),
+    *(Row(name, 1, objective=name) for name in (*ALGORITHMS, "value")),
     Row("moe", 1, family="moe", mtp=1, balance=0.5),
     Row("lora", 1, lora={"rank": 3, "alpha": 6.0}),
     Row("pictures", 1, pictures="trained", mtp=1),
@@ -74,7 +77,6 @@ ROWS = [
 def test_a_step_waits_for_nothing(cpu_world, watch, row):
     trainer, _ = make_trainer(row, cpu_world)
     samples, objective = step_samples(row)[0], make_objective(row)
-    objective.prepare = unwatched(objective.prepare)
     with watch:
         metrics = trainer.step(samples, objective)
     assert watch.waits == []

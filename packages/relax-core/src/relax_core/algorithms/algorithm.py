@@ -92,7 +92,7 @@ class Algorithm:
         policy_loss: gives the loss of each token; None if the algorithm has no policy ratio.
         value_target: gives [T] what the critic should have said; None without a critic.
         batch_columns: gives further columns [T] of the tokens of a whole mini-batch, from those they have,
-            before its loss; float64 on the host.
+            before its loss; float64, with `needs_scores` on the device, whose numbers are not to be read.
         min_group_size: fewest completions per prompt that give a signal.
         default_reduction: reduction taken when the user names none.
         reductions: every reduction that makes sense.

@@ -47,7 +47,7 @@ def completions(samples: Sequence[Sample], scores: Sequence[float]) -> Completio
     return Completions(
         torch.tensor(scores, dtype=torch.float64),
         torch.tensor([sample.group for sample in samples]),
-        torch.arange(len(samples)).repeat_interleave(torch.tensor(_counts(samples))),
+        torch.arange(len(samples)).repeat_interleave(torch.tensor(target_counts(samples))),
         token_columns(samples),
     )
 
@@ -60,9 +60,14 @@ def token_columns(samples: Sequence[Sample]) -> dict[str, Tensor]:
     }
 
 
+def target_places(samples: Sequence[Sample]) -> Tensor:
+    """Where the targets of samples lie when all their tokens are laid end to end: int64 [T]."""
+    return torch.cat([sample.mask_L > 0 for sample in samples]).nonzero().squeeze(1)
+
+
 def split_tokens(value_T: Tensor, samples: Sequence[Sample]) -> tuple[Tensor, ...]:
     """Values of the targets of samples, by sample."""
-    return torch.split(value_T, _counts(samples))
+    return torch.split(value_T, target_counts(samples))
 
 
 def spread(sample: Sample, value_T: Tensor) -> Tensor:
@@ -72,7 +77,8 @@ def spread(sample: Sample, value_T: Tensor) -> Tensor:
     return placed_L
 
 
-def _counts(samples: Sequence[Sample]) -> list[int]:
+def target_counts(samples: Sequence[Sample]) -> list[int]:
+    """How many targets each sample has."""
     return [int((sample.mask_L > 0).sum()) for sample in samples]
 
 

@@ -1,12 +1,13 @@
 """The algorithms' formulas as objectives of the trainer.
 
-Axes: S scored positions of one micro-batch.
+Axes: T targets of a whole mini-batch, B tokens of all its samples end to end, S scored positions of one
+micro-batch.
 """
 
 from collections.abc import Mapping, Sequence
 
 import torch
-from relax_kernels import LogProbs
+from relax_kernels import LogProbs, upload
 from torch import Tensor
 
 from relax_core.algorithms import (
@@ -17,7 +18,7 @@ from relax_core.algorithms import (
     sequence_weights,
     sft_objective,
 )
-from relax_core.loop.advantages import split_tokens, spread, token_columns
+from relax_core.loop.advantages import target_counts, target_places, token_columns
 from relax_core.loss import LossTerm
 from relax_core.trainer.objective import Prepared, Terms
 from relax_core.trainer.sample import Sample
@@ -47,15 +48,15 @@ class PolicyObjective:
         self._fixed_length = config.fixed_length or max_new_tokens
         self._on_policy = on_policy
 
-    def prepare(self, samples: Sequence[Sample]) -> Prepared:
+    def prepare(self, samples: Sequence[Sample], logprob_B: Tensor | None = None) -> Prepared:
         """Weights by the algorithm's reduction; diagnostics are means over tokens."""
-        samples = _with_batch_columns(self.config, samples)
         weighted, denominator = weigh(self.config, samples, fixed_length=self._fixed_length)
-        tokens = float(sum(int((sample.mask_L > 0).sum()) for sample in samples))
+        tokens = float(sum(target_counts(samples)))
         names = ["policy", "entropy", *(["kl"] if self.config.kl_loss_coef > 0 else [])]
         return Prepared(
             weighted,
             {**{f"{name}_loss": denominator for name in names}, **dict.fromkeys(self._diagnostics, tokens)},
+            _batch_columns(self.config, samples, logprob_B),
         )
 
     @property
@@ -107,7 +108,7 @@ class SftObjective:
     def __init__(self, config: AlgorithmConfig) -> None:
         self.config = config
 
-    def prepare(self, samples: Sequence[Sample]) -> Prepared:
+    def prepare(self, samples: Sequence[Sample], logprob_B: Tensor | None = None) -> Prepared:
         """Weights by the algorithm's reduction."""
         weighted, denominator = weigh(self.config, samples)
         return Prepared(weighted, {"sft_loss": denominator})
@@ -128,9 +129,11 @@ def weigh(
     Returns:
         (samples, Z) of the reduction in use; see `sequence_weights`.
     """
-    counts = [int((sample.mask_L > 0).sum()) for sample in samples]
     weights = sequence_weights(
-        config.token_reduction, counts, [sample.group for sample in samples], fixed_length=fixed_length
+        config.token_reduction,
+        target_counts(samples),
+        [sample.group for sample in samples],
+        fixed_length=fixed_length,
     )
     weighted = [
         sample.with_columns(weight=sample.mask_L * weight)
@@ -139,17 +142,24 @@ def weigh(
     return weighted, weights.denominator
 
 
-def _with_batch_columns(config: AlgorithmConfig, samples: Sequence[Sample]) -> Sequence[Sample]:
-    """The columns that the algorithm makes from a whole mini-batch."""
+def _batch_columns(
+    config: AlgorithmConfig, samples: Sequence[Sample], logprob_B: Tensor | None
+) -> dict[str, Tensor]:
+    """The columns that the algorithm makes from a whole mini-batch: float32 [B], 0 at tokens that are no
+    targets, on the device of the present log-probs if it reads them."""
     make = config.algorithm.batch_columns
     if make is None:
-        return samples
-    made = make(token_columns(samples), config)
-    parts = {name: split_tokens(column_T, samples) for name, column_T in made.items()}
-    return [
-        sample.with_columns(**{name: spread(sample, part[place]) for name, part in parts.items()})
-        for place, sample in enumerate(samples)
-    ]
+        return {}
+    device = torch.device("cpu") if logprob_B is None else logprob_B.device
+    places_T = upload(target_places(samples), device)
+    columns = {name: upload(column_T, device) for name, column_T in token_columns(samples).items()}
+    if logprob_B is not None:
+        columns["logprob"] = logprob_B[places_T].double()
+    total = sum(len(sample.tokens_L) for sample in samples)
+    return {
+        name: torch.zeros(total, device=device).index_copy(0, places_T, column_T.float())
+        for name, column_T in make(columns, config).items()
+    }
 
 
 def _loss_terms(objective: Objective, weight_S: Tensor) -> list[LossTerm]:

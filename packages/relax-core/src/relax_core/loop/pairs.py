@@ -53,8 +53,7 @@ class PairsLoop:
         with self._recorder.phase("eval"):
             samples = self._with_reference(held_out)
             scores = self._session.policy.score(samples)
-        samples = [s.with_columns(logprob=score) for s, score in zip(samples, scores, strict=True)]
-        found = preferences(samples, beta=self._config.algorithm.preference_beta)
+        found = preferences(samples, torch.cat(scores), beta=self._config.algorithm.preference_beta)
         return {
             "eval_loss": float(found.loss_P.mean()),
             "eval_accuracy": float((found.margin_P > 0).double().mean()),

@@ -1,16 +1,17 @@
 """DPO on the trainer: pairs whose members may lie in any micro-batches.
 
-Axes: P pairs, S scored positions of one micro-batch.
+Axes: P pairs, N samples, B tokens of all samples end to end, S scored positions of one micro-batch.
 """
 
 from collections.abc import Mapping, Sequence
 
 import torch
-from relax_kernels import LogProbs
+from relax_kernels import LogProbs, upload
 from torch import Tensor
 
 from relax_core.algorithms import AlgorithmConfig, Sequences
 from relax_core.algorithms.builtin.dpo import Preference, preference_loss
+from relax_core.loop.advantages import target_counts
 from relax_core.loss import LossTerm
 from relax_core.trainer.objective import Prepared, Terms
 from relax_core.trainer.sample import Sample
@@ -21,7 +22,7 @@ _METRICS = ("preference_margin", "preference_accuracy")
 class PreferenceObjective:
     """DPO. Samples of one group are a pair, the better one first; reads the column `ref_logprob`.
 
-    The loss of a pair couples all its tokens, so it is taken from the log-probs before the step (`logprob`).
+    The loss of a pair couples all its tokens, so it is taken from the log-probs before the step.
     Each micro-batch then only needs the slope: at a token it returns its share of the loss plus slope x
     (log-prob - log-prob without gradient), whose sum over the batch has the loss's value and its gradient.
     """
@@ -33,25 +34,26 @@ class PreferenceObjective:
     def __init__(self, config: AlgorithmConfig) -> None:
         self.config = config
 
-    def prepare(self, samples: Sequence[Sample]) -> Prepared:
+    def prepare(self, samples: Sequence[Sample], logprob_B: Tensor | None = None) -> Prepared:
         """The loss and slope of every pair, over its tokens."""
-        found = preferences(samples, beta=self.config.preference_beta)
-        prepared = []
-        for place, sample in enumerate(samples):
-            pair, worse = divmod(place, 2)
-            tokens = sum(float((s.mask_L > 0).sum()) for s in samples[2 * pair : 2 * pair + 2])
-            values = {
-                "share": float(found.loss_P[pair]) / max(1.0, tokens),
-                "slope": float(found.slope_P[pair]) * (-1 if worse else 1),
-                "preference_margin": float(found.margin_P[pair]) / max(1.0, tokens),
-                "preference_accuracy": float(found.margin_P[pair] > 0) / max(1.0, tokens),
-            }
-            prepared.append(
-                sample.with_columns(
-                    **{name: torch.full_like(sample.mask_L, value) for name, value in values.items()}
-                )
-            )
-        return Prepared(prepared, dict.fromkeys(("dpo_loss", *_METRICS), len(samples) / 2))
+        assert logprob_B is not None, "the pairs' losses come from scores"
+        found = preferences(samples, logprob_B, beta=self.config.preference_beta)
+        device = logprob_B.device
+        counts_N = torch.tensor(target_counts(samples), dtype=torch.float64)
+        tokens_P = upload((counts_N[::2] + counts_N[1::2]).clamp(min=1), device)
+        sample_B = upload(_owners(samples), device)
+        shares_P = {
+            "share": found.loss_P / tokens_P,
+            "preference_margin": found.margin_P / tokens_P,
+            "preference_accuracy": (found.margin_P > 0) / tokens_P,
+        }
+        values_P2 = {name: torch.stack([share_P, share_P], 1) for name, share_P in shares_P.items()}
+        values_P2["slope"] = torch.stack([found.slope_P, -found.slope_P], 1)
+        return Prepared(
+            samples,
+            dict.fromkeys(("dpo_loss", *_METRICS), len(samples) / 2),
+            {name: value_P2.flatten()[sample_B].float() for name, value_P2 in values_P2.items()},
+        )
 
     def terms(self, scored: LogProbs, columns_S: Mapping[str, Tensor], sequences: Sequences) -> Terms:
         """The loss of the pairs, with margin and accuracy beside it."""
@@ -63,16 +65,23 @@ class PreferenceObjective:
         return Terms([LossTerm("dpo_loss", value_S, ones_S), *metrics])
 
 
-def preferences(samples: Sequence[Sample], *, beta: float) -> Preference:
-    """Loss and margin of each pair, from the columns `logprob` and `ref_logprob`; float64."""
+def preferences(samples: Sequence[Sample], logprob_B: Tensor, *, beta: float) -> Preference:
+    """Loss and margin of each pair, from the policy's log-probs and the column `ref_logprob`.
+
+    Returns:
+        float64, on the device of the log-probs.
+    """
     groups = [sample.group for sample in samples]
     assert groups[::2] == groups[1::2], "samples come in pairs, the better one first"
-    ratio = torch.stack(
-        [
-            torch.where(
-                s.mask_L > 0, s.columns["logprob"].double() - s.columns["ref_logprob"].double(), 0.0
-            ).sum()
-            for s in samples
-        ]
+    mask_B, ref_B = (
+        upload(torch.cat(columns), logprob_B.device)
+        for columns in ([s.mask_L > 0 for s in samples], [s.columns["ref_logprob"] for s in samples])
     )
-    return preference_loss(ratio[::2], ratio[1::2], beta=beta)
+    ratio_B = torch.where(mask_B, logprob_B.double() - ref_B.double(), 0.0)
+    ratio_N = torch.stack([part.sum() for part in torch.split(ratio_B, [len(s.mask_L) for s in samples])])
+    return preference_loss(ratio_N[::2], ratio_N[1::2], beta=beta)
+
+
+def _owners(samples: Sequence[Sample]) -> Tensor:
+    """Which sample each token belongs to: int64 [B] on the host."""
+    return torch.arange(len(samples)).repeat_interleave(torch.tensor([len(s.mask_L) for s in samples]))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from relax_core.algorithms import AlgorithmConfig, Sequences
 from relax_core.algorithms.builtin.ppo import value_loss
-from relax_core.loop.advantages import token_columns
+from relax_core.loop.advantages import target_counts, token_columns
 from relax_core.loop.objectives import weigh
 from relax_core.loss import LossTerm
 from relax_core.trainer.objective import Prepared, Terms
@@ -34,10 +34,10 @@ class ValueObjective:
         self.config = config
         self._fixed_length = config.fixed_length or max_new_tokens
 
-    def prepare(self, samples: Sequence[Sample]) -> Prepared:
+    def prepare(self, samples: Sequence[Sample], logprob_B: Tensor | None = None) -> Prepared:
         """Weights by the algorithm's reduction; diagnostics are means over tokens."""
         weighted, denominator = weigh(self.config, samples, fixed_length=self._fixed_length)
-        tokens = float(sum(int((sample.mask_L > 0).sum()) for sample in samples))
+        tokens = float(sum(target_counts(samples)))
         means = dict.fromkeys(("value", "value_clip_fraction"), tokens)
         return Prepared(weighted, {"value_loss": denominator, **means})
 

@@ -93,6 +93,10 @@ class DraftLayer(MegatronModule):  # type: ignore[misc]
         x_T1D = tensor_parallel.gather_from_tensor_model_parallel_region(x_T1D, group=self.tp_group)
         if self.config.sequence_parallel:
             x_T1D = tensor_parallel.scatter_to_sequence_parallel_region(x_T1D, group=self.tp_group)
+        if torch.is_grad_enabled() and not x_T1D.requires_grad:
+            # With adapters alone trained nothing before them asks for a gradient, which Megatron's recompute
+            # of a layer's pieces needs of its input.
+            x_T1D.requires_grad_()
         x_T1D, _context = self.transformer_layer(x_T1D, packed_seq_params=context)
         return cast(torch.Tensor, self.final_layernorm(x_T1D))
 

@@ -168,6 +168,9 @@ ROWS: tuple[Row, ...] = (
     # Algorithms: any split of a batch, and completions that lie on two ranks.
     *(Row(f"micro-batches-{name}", 1, trainer=_SMALL, objective=name, quick=True) for name in ALGORITHMS),
     *(Row(f"cp2-{name}", 2, _CP, objective=name) for name in ALGORITHMS),
+    # Pairs whose members lie on other replicas, and scores that come from the last stage.
+    Row("dp2-dpo", 2, objective="dpo"),
+    Row("pp2-dpo-mtp1", 2, _PP, mtp=1, objective="dpo"),
     Row("micro-batches-value", 1, trainer=_SMALL, objective="value", quick=True),
     Row("cp2-value", 2, _CP, objective="value"),
     Row("tp2-sp-value", 2, _SP, objective="value"),
@@ -183,6 +186,8 @@ ROWS: tuple[Row, ...] = (
     Row("pp2-lora-tied", 2, _PP, model=_TIED, mtp=1, lora=_LORA),
     Row("tp2-sp-lora-drafts", 2, _SP, mtp=2, lora=_LORA_DRAFTS, quick=True),
     Row("pp2-full-lora-drafts", 2, _PP, trainer=_FULL, mtp=1, lora=_LORA_DRAFTS),
+    Row("selective-lora-drafts", 1, trainer=_SELECTIVE, mtp=2, lora=_LORA_DRAFTS, quick=True),
+    Row("moe-ep2-selective-lora-drafts", 2, _EP, family="moe", trainer=_SELECTIVE, mtp=1, lora=_LORA_DRAFTS),
     Row("dp2-overlap-both-lora", 2, trainer=_OVERLAP_BOTH, lora=_LORA),
     Row("tp2-sp-full-lora", 2, _SP, trainer=_FULL, lora=_LORA),
     Row("tp2-selective-lora", 2, _TP, trainer=_SELECTIVE, lora=_LORA),

@@ -1,6 +1,6 @@
 """`TrainingObjective`: what a loss tells the trainer. Algorithms implement it; the trainer knows no formula.
 
-Axes: S scored positions of one micro-batch.
+Axes: S scored positions of one micro-batch, B tokens of all samples of a mini-batch, end to end.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,12 +20,14 @@ class Prepared:
     """A mini-batch whose weights and global counts are fixed.
 
     Attributes:
-        samples: with every column that `terms` reads.
+        samples: with the columns that `terms` reads.
         denominators: Z of every loss term.
+        batch_columns: float [B] by name, on any device; further columns that `terms` reads.
     """
 
     samples: Sequence[Sample]
     denominators: Mapping[str, float]
+    batch_columns: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -51,11 +53,17 @@ class TrainingObjective(Protocol):
 
     @property
     def needs_scores(self) -> bool:
-        """Whether `prepare` reads a column `logprob`: the targets' log-probs under the present weights."""
+        """Whether `prepare` reads the targets' log-probs under the present weights."""
         ...
 
-    def prepare(self, samples: Sequence[Sample]) -> Prepared:
-        """Fixes weights and denominators over the whole mini-batch of one optimizer step."""
+    def prepare(self, samples: Sequence[Sample], logprob_B: Tensor | None = None) -> Prepared:
+        """Fixes weights and denominators over the whole mini-batch of one optimizer step.
+
+        Args:
+            samples: of the mini-batch.
+            logprob_B: with `needs_scores`, float32 on the device, 0 where the mask is 0. Reading it would
+                make the host wait: what depends on it goes into `Prepared.batch_columns`.
+        """
         ...
 
     def terms(self, scored: LogProbs, columns_S: Mapping[str, Tensor], sequences: Sequences) -> Terms:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,8 +11,6 @@ from relax_kernels import upload
 from torch import Tensor
 
 from relax_core.device import ParallelConfig
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -81,26 +79,13 @@ class Ranks:
 
     def broadcast_from_last_stage(self, values: Tensor) -> Tensor:
         """The last pipeline stage's numbers on all stages, in place; of one shape on all of them."""
-        dist.broadcast(
-            values,
-            src=parallel_state.get_pipeline_model_parallel_last_rank(),
-            group=parallel_state.get_pipeline_model_parallel_group(),
-        )
+        if self.parallel.pipeline > 1:
+            dist.broadcast(
+                values,
+                src=parallel_state.get_pipeline_model_parallel_last_rank(),
+                group=parallel_state.get_pipeline_model_parallel_group(),
+            )
         return values
-
-    def from_last_stage(self, value: T | None) -> T:
-        """What the last pipeline stage has, on all stages; a plain value that can be pickled."""
-        if self.parallel.pipeline == 1:
-            assert value is not None
-            return value
-        box: list[Any] = [value]
-        dist.broadcast_object_list(
-            box,
-            src=parallel_state.get_pipeline_model_parallel_last_rank(),
-            group=parallel_state.get_pipeline_model_parallel_group(),
-        )
-        answer: T = box[0]
-        return answer
 
 
 class Totals:

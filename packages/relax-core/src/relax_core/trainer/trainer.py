@@ -1,6 +1,7 @@
 """`Trainer`: one model and its optimizer; scores samples and turns mini-batches into weight updates.
 
-Axes: L tokens of one sample, T packed positions, S scored positions, D hidden.
+Axes: L tokens of one sample, B tokens of all samples end to end, T packed positions, S scored positions, D
+hidden.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from relax_core.trainer.config import TrainerConfig
 from relax_core.trainer.drafts import draft_denominators, draft_terms
 from relax_core.trainer.objective import Terms, TrainingObjective
 from relax_core.trainer.optimizer import NonFiniteGradientError, Training, make_trainable
+from relax_core.trainer.places import BatchPlaces
 from relax_core.trainer.ranks import Ranks, Totals
 from relax_core.trainer.readback import Readback
 from relax_core.trainer.sample import MicroBatch, Sample
@@ -96,9 +98,17 @@ class Trainer:
         Returns:
             float32 [L] on the host for each sample, 0 where the mask is 0; the same on every rank.
         """
-        starts = torch.tensor([0, *(len(s.tokens_L) for s in samples)]).cumsum(0)
-        found = torch.zeros(int(starts[-1]), device=self.device)
         chunks = self.chunks if model is None else _chunks(model)
+        found_B = self._score(samples, chunks, temperature=temperature).cpu()
+        return list(torch.split(found_B, [len(s.tokens_L) for s in samples]))
+
+    @torch.no_grad()
+    def _score(
+        self, samples: Sequence[Sample], chunks: Sequence[Qwen35Model], *, temperature: float
+    ) -> Tensor:
+        """`score` as float32 [B] on the device, which is not waited for."""
+        places = BatchPlaces(samples, self.device)
+        found_B = torch.zeros(places.total, device=self.device)
         for chunk in chunks:
             chunk.eval()
 
@@ -106,27 +116,28 @@ class Trainer:
             scored = chunks[-1].token_logprobs(
                 hidden_TD[batch.scored_S], batch.targets_S, temperature=temperature, all_targets=True
             )
-            places_S = upload(_places(batch, starts)[batch.predicted_S], self.device)
-            found.index_copy_(0, places_S, scored.logprob_T.float())
+            found_B.index_copy_(0, places.of_predicted(batch), scored.logprob_T.float())
             return hidden_TD.new_zeros(()), torch.zeros((), dtype=torch.int), {}
 
         self._run(samples, chunks, keep, draft_depths=0, forward_only=True)
-        scores = self.ranks.add_over_data(found).cpu() if self.ranks.last_stage else None
-        return list(torch.split(self.ranks.from_last_stage(scores), [len(s.tokens_L) for s in samples]))
+        if self.ranks.last_stage:
+            self.ranks.add_over_data(found_B)
+        return self.ranks.broadcast_from_last_stage(found_B)
 
     def step(self, samples: Sequence[Sample], objective: TrainingObjective) -> StepMetrics:
         """One optimizer step on a mini-batch, in as many micro-batches as the token budget asks for.
 
-        Nothing is read from the device (but what `objective.needs_scores` asks for, and the sizes of an
-        exchange of experts' rows): the host may prepare and queue the next step before it looks at the
-        `values` of this one. A gradient that is not finite changes no weight; the `values` of its step raise
-        NonFiniteGradientError.
+        Nothing is read from the device (but the sizes of an exchange of experts' rows): the host may prepare
+        and queue the next step before it looks at the `values` of this one. A gradient that is not finite
+        changes no weight; the `values` of its step raise NonFiniteGradientError.
         """
+        logprob_B = None
         if objective.needs_scores:
-            scores = self.score(samples, temperature=objective.temperature)
-            samples = [s.with_columns(logprob=score) for s, score in zip(samples, scores, strict=True)]
-        prepared = objective.prepare(samples)
+            logprob_B = self._score(samples, self.chunks, temperature=objective.temperature)
+        prepared = objective.prepare(samples, logprob_B)
         samples = prepared.samples
+        columns_B = {name: upload(x_B, self.device) for name, x_B in prepared.batch_columns.items()}
+        places = BatchPlaces(samples, self.device)
         depths = self._draft_depths
         reducer = LossReducer({**prepared.denominators, **draft_denominators(samples, depths)})
         balance = self._balance(samples, depths)
@@ -141,7 +152,13 @@ class Trainer:
         reports = self._run(
             samples,
             self.training.chunks,
-            partial(self._loss, objective=objective, reducer=reducer, balance=balance),
+            partial(
+                self._loss,
+                objective=objective,
+                reducer=reducer,
+                balance=balance,
+                columns_of=partial(places.columns, columns_B),
+            ),
             draft_depths=depths,
             # Draft layers alone lie on the last stage, which takes their gradient as it goes.
             forward_only=self.mtp.only,
@@ -269,6 +286,7 @@ class Trainer:
         objective: TrainingObjective,
         reducer: LossReducer,
         balance: LoadBalance | None,
+        columns_of: Callable[[MicroBatch], Mapping[str, Tensor]],
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         model = self.chunks[-1]
         scored = model.token_logprobs(
@@ -279,7 +297,7 @@ class Trainer:
             all_targets=True,
         )
         sequences = Sequences(batch.sequence_S, max(1, len(batch.members)), self.ranks.add_over_context)
-        terms: Terms = objective.terms(scored, batch.columns_S, sequences)
+        terms: Terms = objective.terms(scored, columns_of(batch), sequences)
         drafts = draft_terms(
             model,
             hidden_TD,
@@ -358,10 +376,3 @@ def _longest_row(spaces: Sequence[int], plan: Sequence[Sequence[int]], multiple:
     """Positions of the longest row of a plan, rounded up to `multiple`."""
     longest = max(1, *(sum(spaces[i] for i in members) for members in plan), 1)
     return -(-longest // multiple) * multiple
-
-
-def _places(batch: MicroBatch, starts: Tensor) -> Tensor:
-    """Where the tokens of a packed row lie when all samples are laid end to end; int64, the whole row."""
-    layout = batch.layout
-    offset_N = torch.tensor([int(starts[i]) for i in batch.members] or [0])
-    return offset_N[layout.sample_ids_T.clamp(min=0)] + layout.position_ids_T
