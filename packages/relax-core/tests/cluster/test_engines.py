@@ -493,6 +493,36 @@ def test_a_bucket_that_does_not_reach_every_engine_leaves_the_old_version_on_all
     asyncio.run(asyncio.wait_for(go(), 60))
 
 
+class Meeting:
+    """Those who join wait until somebody gives it up."""
+
+    def __init__(self, loop):
+        self._loop, self.over = loop, asyncio.Event()
+
+    def give_up(self):
+        self._loop.call_soon_threadsafe(self.over.set)
+
+
+def test_none_waits_for_an_engine_that_dies_before_it_has_joined_the_group(monkeypatch):
+    async def connect(engine, meeting, first_rank):
+        if engine.number == 1:
+            engine.dead.set()
+        await meeting.over.wait()
+        raise TransferError("one of the processes has ended")
+
+    async def go():
+        host = Host(count=3)
+        await host.group.begin_update(1)
+        monkeypatch.setattr(Engine, "_connect", connect)
+        with pytest.raises(TransferError):
+            await host.group.connect(Meeting(asyncio.get_running_loop()))
+        await settle()
+        return host.starts
+
+    # The one that died alone is started anew.
+    assert asyncio.run(asyncio.wait_for(go(), 100)) == [0, 1, 2, 1]
+
+
 @pytest.mark.parametrize("kept", [True, False])
 @pytest.mark.parametrize("seed", range(12))
 def test_whoever_dies_or_hangs_whenever_every_request_is_answered_once_under_one_version(

@@ -49,6 +49,12 @@ def test_an_engine_of_several_devices_lies_with_the_ranks_that_have_them_on_one_
         plan_placement(cluster(trainer_ranks=6, engines=2), "npu", 4)
 
 
+def test_tasks_have_a_seat_each_and_no_device():
+    plan = plan_placement(cluster(trainer_ranks=1), "npu", 1, 2)
+    assert plan.bundles == ({"CPU": 2, "NPU": 1}, {"CPU": 1}, {"CPU": 1})
+    assert [(seat.bundle, seat.devices) for seat in plan.tasks] == [(1, 0), (2, 0)]
+
+
 def test_engines_of_several_devices_of_their_own_have_a_bundle_each():
     plan = plan_placement(cluster(placement="async", trainer_ranks=2, engines=2), "cuda", 4)
     assert plan.bundles == ({"CPU": 1, "GPU": 1},) * 2 + ({"CPU": 1, "GPU": 4},) * 2

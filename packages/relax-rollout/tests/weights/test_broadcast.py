@@ -1,7 +1,10 @@
 """Buckets by a collective, one behind the other, between two processes."""
 
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
 import torch
-from relax_rollout.weights.broadcast import BroadcastGroup, BroadcastSender, BroadcastSource
+from relax_rollout.weights.broadcast import BroadcastGroup, BroadcastSender, BroadcastSource, Meeting
 from relax_rollout.weights.bucket import bucket_bytes, plan, views
 
 CPU = torch.device("cpu")
@@ -44,3 +47,19 @@ def test_buckets_arrive_in_order_though_their_tensors_change_at_once():
     sender.finish()
     assert here.recv() == [True] * 10
     child.join(10)
+
+
+def test_whoever_waits_is_told_that_another_will_not_come():
+    group = BroadcastGroup(("127.0.0.1", 0), 0, 3, "gloo", 300.0, "test")
+    meeting = Meeting("127.0.0.1", group.port, 3, "gloo", 300.0, "test")
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(group.join), pool.submit(meeting.join, 1)]
+        meeting.give_up()
+        for one in waiting:
+            with pytest.raises(RuntimeError, match="one of the processes has ended"):
+                one.result(100)
+
+
+def test_waiting_for_a_group_has_an_end():
+    with pytest.raises(RuntimeError, match=r"not all 2 processes came within 0:00:00\.1"):
+        BroadcastGroup(("127.0.0.1", 0), 0, 2, "gloo", 0.1, "test").join()

@@ -213,12 +213,19 @@ class EngineGroup:
         """Has the engines of the open update join a group, behind its first rank.
 
         Raises:
-            TransferError: they did not come together.
+            TransferError: they did not come together; none waits for one that has died.
         """
+
+        async def join(member: Member, first: int) -> bool:
+            if await self._members.each("connect", meeting, first, among=[member]):
+                return True
+            await asyncio.to_thread(meeting.give_up)
+            return False
+
         counts = await self._members.each("receivers", among=self._updated)
         first, calls = 1, []
         for member, count in counts:
-            calls.append(self._members.each("connect", meeting, first, among=[member]))
+            calls.append(join(member, first))
             first += count
         answers = await asyncio.gather(*calls)
         if len(counts) < len(self._updated) or not all(answers):

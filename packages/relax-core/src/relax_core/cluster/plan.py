@@ -34,12 +34,14 @@ class Plan:
         bundles: what each bundle of the placement group asks of Ray.
         ranks: seats of the trainer ranks, in order; bundles 0, 1, ... so that they lie side by side.
         engines: seats of the engines, in order.
+        tasks: seats of the tasks that judge completions, each for one at a time.
         resource: Ray's name of the devices; None on CPUs.
     """
 
     bundles: tuple[Mapping[str, float], ...]
     ranks: tuple[Seat, ...]
     engines: tuple[Seat, ...]
+    tasks: tuple[Seat, ...]
     resource: str | None
 
     @property
@@ -48,8 +50,8 @@ class Plan:
         return sum(seat.shared for seat in self.engines)
 
 
-def plan_placement(config: ClusterConfig, device: str, engine_devices: int = 1) -> Plan:
-    """Seats for `config.trainer_ranks` ranks and `config.engines` engines.
+def plan_placement(config: ClusterConfig, device: str, engine_devices: int = 1, tasks: int = 0) -> Plan:
+    """Seats for `config.trainer_ranks` ranks, `config.engines` engines and tasks on CPUs.
 
     colocate: an engine shares the devices of as many ranks as it has devices, the first one those of the
     first ranks, and so on. async: every process has devices of its own. hybrid: the first engines share the
@@ -60,6 +62,7 @@ def plan_placement(config: ClusterConfig, device: str, engine_devices: int = 1) 
         config: numbers and placement.
         device: name of the device, such as "cuda".
         engine_devices: devices of one engine.
+        tasks: how many judge completions at the same time.
 
     Raises:
         ValueError: engines and ranks cannot share their devices.
@@ -79,7 +82,8 @@ def plan_placement(config: ClusterConfig, device: str, engine_devices: int = 1) 
     bundles: list[dict[str, float]] = []
 
     def reserve(processes: int, devices: int) -> int:
-        bundles.append({"CPU": float(processes), **({resource: float(devices)} if resource else {})})
+        owned = {resource: float(devices)} if resource and devices else {}
+        bundles.append({"CPU": float(processes), **owned})
         return len(bundles) - 1
 
     for number in range(sharing):
@@ -93,4 +97,5 @@ def plan_placement(config: ClusterConfig, device: str, engine_devices: int = 1) 
     alone = 1.0 if resource else 0.0
     rank_seats += [Seat(reserve(1, 1), alone, False) for _ in range(ranks - len(rank_seats))]
     engine_seats += [Seat(reserve(1, each), alone * each, False) for _ in range(engines - sharing)]
-    return Plan(tuple(bundles), tuple(rank_seats), tuple(engine_seats), resource)
+    task_seats = tuple(Seat(reserve(1, 0), 0.0, False) for _ in range(tasks))
+    return Plan(tuple(bundles), tuple(rank_seats), tuple(engine_seats), task_seats, resource)

@@ -35,6 +35,9 @@ from relax_core.trainer.step_metrics import StepMetrics
 
 _log = logging.getLogger(__name__)
 
+_WAIT_SHARE = 0.9
+"""Of `cluster.engine_timeout_s`: engines that wait for a broadcast say so before they are taken to hang."""
+
 
 class RayPolicy:
     """A `Policy` on the ranks of a cluster.
@@ -201,7 +204,8 @@ class RayPolicy:
 
     async def _meet(self, engine: EngineGroup) -> None:
         size = 1 + await engine.receivers()
-        meeting = (await self._ask("offer_group", size, self._config.cluster.engine_timeout_s))[0]
+        wait_s = _WAIT_SHARE * self._config.cluster.engine_timeout_s
+        meeting = (await self._ask("offer_group", size, wait_s))[0]
         await asyncio.gather(engine.connect(meeting), self._ask("meet"))
         self._met = engine.updated
 

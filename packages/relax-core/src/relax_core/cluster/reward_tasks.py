@@ -5,7 +5,7 @@ import inspect
 import resource
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -22,21 +22,25 @@ Answer = Callable[[dict[str, Any]], None]
 class TaskPool:
     """A task for each completion, at most `limits.concurrency` at a time; see `relax_rollout`'s `Pool`.
 
+    Tasks have seats of the run's own: on a cluster that is full they would never begin, and be late.
     A call that runs over its time is interrupted where Python code can be; the process of one that goes on
     regardless is ended.
 
     Args:
+        seats: Ray's options of tasks that may run at once; more of them wait for one another.
         reward: with a `worker`.
         limits: time and concurrency.
     """
 
-    def __init__(self, reward: Reward, limits: RewardLimits) -> None:
+    def __init__(self, seats: Sequence[Mapping[str, Any]], reward: Reward, limits: RewardLimits) -> None:
         assert reward.worker is not None, "this reward needs no worker"
         self._reward = reward
         self._limits = limits
-        self._free = asyncio.Semaphore(limits.concurrency)
+        task = ray.remote(judge)
+        self._free: asyncio.Queue[Any] = asyncio.Queue()
+        for place in range(limits.concurrency):
+            self._free.put_nowait(task.options(**seats[place % len(seats)], max_retries=0))
         self._running: set[asyncio.Task[None]] = set()
-        self._task = ray.remote(judge).options(num_cpus=1, max_retries=0)
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -53,17 +57,19 @@ class TaskPool:
         """Nothing waits any more when a run ends."""
 
     async def _judge(self, item: RewardInput, answer: Answer) -> None:
-        async with self._free:
-            limit = self._limits.timeout_s
-            started = time.perf_counter()
-            call = self._task.remote(self._reward.worker, item, limit, self._reward.memory_gib)
-            try:
-                message = await asyncio.wait_for(call, START_LIMIT_S + limit + GRACE_S)
-            except TimeoutError:
-                ray.cancel(call, force=True)
-                message = {"late": True}
-            except RayError as error:
-                message = error_reply(error, started)
+        task = await self._free.get()
+        limit = self._limits.timeout_s
+        started = time.perf_counter()
+        call = task.remote(self._reward.worker, item, limit, self._reward.memory_gib)
+        try:
+            message = await asyncio.wait_for(call, START_LIMIT_S + limit + GRACE_S)
+        except TimeoutError:
+            ray.cancel(call, force=True)
+            message = {"late": True}
+        except RayError as error:
+            message = error_reply(error, started)
+        finally:
+            self._free.put_nowait(task)
         answer(message)
 
 

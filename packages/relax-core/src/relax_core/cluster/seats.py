@@ -35,10 +35,13 @@ class Seats:
         """Of engine `number`."""
         return self._options(self._plan.engines[number])
 
+    def tasks(self) -> list[dict[str, Any]]:
+        """Of every task that may run beside the others."""
+        return [self._options(seat) for seat in self._plan.tasks]
+
     def _options(self, seat: Seat) -> dict[str, Any]:
         options: dict[str, Any] = {
             "num_cpus": 1,
-            "max_restarts": 0,
             "scheduling_strategy": PlacementGroupSchedulingStrategy(
                 self._group, placement_group_bundle_index=seat.bundle
             ),
@@ -96,7 +99,7 @@ def open_seats(plan: Plan, *, timeout_s: float) -> Iterator[Seats]:
             there = {n: v for n, v in ray.available_resources().items() if n in wanted}
             raise ClusterError(
                 f"the run needs {wanted} and the cluster has {there or 'nothing'} free: lower "
-                "cluster.trainer_ranks or cluster.engines, or take a larger cluster"
+                "cluster.trainer_ranks, cluster.engines or reward.concurrency, or take a larger cluster"
             )
         yield Seats(plan, group)
     finally:

@@ -1,7 +1,7 @@
 """A session whose policy, engines and rewards are processes of a cluster."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -43,10 +43,12 @@ def open_cluster_session(config: RelaxConfig) -> Iterator[Session[RayPolicy]]:
     """
     source, weights = open_model(config)
     device = choose_device(config.run.device)
-    plan = plan_placement(config.cluster, device, engine_devices(config))
+    samples = config.algorithm.algorithm.loop == "rl"
+    plan = plan_placement(
+        config.cluster, device, engine_devices(config), config.reward.concurrency if samples else 0
+    )
     threads = config.run.threads or max(1, len(os.sched_getaffinity(0)) // _at_once(config))
-    cpus = sum(int(bundle["CPU"]) for bundle in plan.bundles) + config.reward.concurrency
-    cpus += stream_cpus(config.cluster)
+    cpus = sum(int(bundle["CPU"]) for bundle in plan.bundles) + stream_cpus(config.cluster)
     beside = ThreadPoolExecutor(1, thread_name_prefix="relax-tokenizer")
     tokenizer = beside.submit(load_tokenizer, source.path)
     with (
@@ -57,7 +59,7 @@ def open_cluster_session(config: RelaxConfig) -> Iterator[Session[RayPolicy]]:
         # Ranks and engines load while this process reads the data: nobody waits for them before.
         policy = RayPolicy(config, seats, threads)
         start = partial(_start_engine, config, source.path, device, threads, seats, policy)
-        count = config.cluster.engines if config.algorithm.algorithm.loop == "rl" else 0
+        count = config.cluster.engines if samples else 0
         engines = EngineGroup(
             start,
             count,
@@ -65,18 +67,21 @@ def open_cluster_session(config: RelaxConfig) -> Iterator[Session[RayPolicy]]:
             timeout_s=config.cluster.engine_timeout_s,
         )
         try:
-            rollout = partial(_open_rollout, config, engines, plan.shared_engines)
+            rollout = partial(_open_rollout, config, engines, plan.shared_engines, seats.tasks())
             yield Session(source, tokenizer.result(), policy, rollout)
         finally:
             policy.close()
 
 
 @contextmanager
-def _open_rollout(config: RelaxConfig, engines: EngineGroup, shared: int) -> Iterator[Rollout]:
+def _open_rollout(
+    config: RelaxConfig, engines: EngineGroup, shared: int, tasks: Sequence[Mapping[str, Any]]
+) -> Iterator[Rollout]:
+    start_pool = partial(TaskPool, tasks)
     with (
         EventThread() as runner,
-        open_rewards(config, TaskPool) as rewards,
-        open_environment(config, TaskPool) as environment,
+        open_rewards(config, start_pool) as rewards,
+        open_environment(config, start_pool) as environment,
     ):
         runner.run(engines.open())
         training = partial(_training, config.cluster, engines, runner, shared)

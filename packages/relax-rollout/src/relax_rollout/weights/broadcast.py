@@ -3,6 +3,8 @@
 The group is one of its own: it needs no default process group and is given up and made anew as a whole.
 """
 
+import logging
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +18,12 @@ from torch import Tensor
 from relax_rollout.weights.bucket import Entry, bucket_bytes, pack
 
 dist: Any = torch.distributed
+
+_log = logging.getLogger(__name__)
+
+_GIVEN_UP = "given up"
+_LOOK_S = 0.02
+_TOLD_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +56,14 @@ class Meeting:
         group.join()
         return group
 
+    def give_up(self) -> None:
+        """Somebody will not come: whoever waits in `join` is told so."""
+        try:
+            tcp = dist.TCPStore(self.host, self.port, None, False, timedelta(seconds=_TOLD_S))
+            dist.PrefixStore(self.name, tcp).set(_GIVEN_UP, "")
+        except RuntimeError as error:
+            _log.info("nobody is left to be told that a group will not meet: %s", error)
+
 
 class BroadcastGroup:
     """A group of processes in which rank 0 sends buckets.
@@ -77,8 +93,17 @@ class BroadcastGroup:
         """Wait for the others.
 
         Raises:
-            RuntimeError: they did not come in time.
+            RuntimeError: they did not come in time, or one of them will not.
         """
+        # What connects the processes cannot be called off, so they come together here first.
+        self._store.set(_here(self.rank), "")
+        deadline = time.monotonic() + self._timeout.total_seconds()
+        while not self._store.check([_here(rank) for rank in range(self._size)]):
+            if self._store.check([_GIVEN_UP]):
+                raise RuntimeError("one of the processes has ended")
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"not all {self._size} processes came within {self._timeout}")
+            time.sleep(_LOOK_S)
         self._group = _group(self._store, self.rank, self._size, self._backend, self._timeout)
 
     def start(self, tensor: Tensor) -> Any:
@@ -101,6 +126,10 @@ class BroadcastGroup:
         self.start(tensor).wait()
         if tensor.device.type != "cpu":
             torch.accelerator.current_stream(tensor.device).synchronize()
+
+
+def _here(rank: int) -> str:
+    return f"here {rank}"
 
 
 def _group(store: Any, rank: int, size: int, backend: str, timeout: timedelta) -> Any:

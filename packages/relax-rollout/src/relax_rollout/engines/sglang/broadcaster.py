@@ -103,5 +103,9 @@ class Broadcaster:
 
 
 async def connect(server: Server, meeting: Meeting, first_rank: int) -> None:
-    """Have the processes of a server join a group."""
-    await server.control("connect", meeting=asdict(meeting), first_rank=first_rank)
+    """Have the processes of a server join a group; where they cannot, the others stop waiting for them."""
+    try:
+        await server.control("connect", meeting=asdict(meeting), first_rank=first_rank)
+    except EngineError:
+        await asyncio.to_thread(meeting.give_up)
+        raise
