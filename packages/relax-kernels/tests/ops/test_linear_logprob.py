@@ -196,6 +196,16 @@ def _vocabulary_parallel_rank(rank: int, folder: Path, reduce_here: bool) -> Non
         # Logits of hundreds: the ranks' sums of exponentials have no common range.
         far = rk.linear_logprob(hidden * 60, part, token_T, process_group=dist.group.WORLD)
         assert_near(far.logprob_T, rk.linear_logprob(hidden * 60, weight, token_T).logprob_T, 1e-5)
+        # A token that is nearly certain, beside a logit whose own rounding is 2e-6.
+        certain = torch.full((10, 1), 16.0)
+        certain[4] += 14 * (rank == 0)
+        certain.requires_grad_()
+        sure = rk.linear_logprob(torch.ones(1, 1), certain, torch.tensor([4]), process_group=dist.group.WORLD)
+        others = 19 * math.exp(-14)
+        assert float(sure.logprob_T) == pytest.approx(-math.log1p(others), abs=1.5e-7)
+        sure.logprob_T.sum().backward()
+        if rank == 0:
+            assert float(certain.grad[4]) == pytest.approx(others / (1 + others), abs=1.5e-7)
         with pytest.raises(rk.InvalidInput, match=r"\[0, 20\)"):
             rk.linear_logprob(hidden, part, token_T + 20, process_group=dist.group.WORLD)
         with pytest.raises(rk.InvalidInput, match="top_k must be a whole number from 1 to V = 20"):

@@ -89,15 +89,13 @@ class _LinearLogProb(torch.autograd.Function):
         for row_B in chunks:
             z_BV = _logits(hidden_TD[row_B], weight, temperature)
             local_B1, here_B1 = _local_targets(target_T[row_B], first, weight.shape[0])
-            chosen_B = _sum_over((z_BV.gather(1, local_B1) * here_B1)[:, 0], group)
             if group is None:
                 logp_BV = torch.log_softmax(z_BV, -1)
                 logprob_T[row_B] = logp_BV.gather(1, local_B1)[:, 0]
-                lse_T[row_B] = chosen_B - logprob_T[row_B]
+                lse_T[row_B] = z_BV.gather(1, local_B1)[:, 0] - logprob_T[row_B]
             else:
-                lse_T[row_B] = _log_sum_exp(z_BV, group)
-                logprob_T[row_B] = chosen_B - lse_T[row_B]
-                logp_BV = z_BV.sub_(lse_T[row_B, None])
+                logp_BV, lse_T[row_B] = _log_softmax(z_BV, group)
+                logprob_T[row_B] = _sum_over((logp_BV.gather(1, local_B1) * here_B1)[:, 0], group)
             if with_entropy:
                 entropy_T[row_B] = -_sum_over((logp_BV.exp() * logp_BV).sum(-1), group)
             if top_k:
@@ -171,11 +169,17 @@ def _local_targets(target_B: torch.Tensor, first: int, size: int) -> tuple[torch
     return local_B1.clamp(0, size - 1), (local_B1 >= 0) & (local_B1 < size)
 
 
-def _log_sum_exp(z_BV: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
-    lse_B = torch.logsumexp(z_BV, dim=-1)
-    largest_B = lse_B.clone()
+def _log_softmax(z_BV: torch.Tensor, group: ProcessGroup) -> tuple[torch.Tensor, torch.Tensor]:
+    """log p [B, V], in place of z, and log sum exp z [B].
+
+    The largest logit is taken off first: of a token that is nearly certain, log p would be lost in the
+    rounding of z - log sum exp z, and 1 - p with it.
+    """
+    largest_B = z_BV.amax(-1)
     dist.all_reduce(largest_B, op=dist.ReduceOp.MAX, group=group)
-    return _sum_over((lse_B - largest_B).exp(), group).log() + largest_B
+    z_BV.sub_(largest_B[:, None])
+    rest_B = _sum_over(z_BV.exp().sum(-1), group).log()
+    return z_BV.sub_(rest_B[:, None]), largest_B + rest_B
 
 
 def _sum_over(x: torch.Tensor, group: ProcessGroup | None) -> torch.Tensor:
