@@ -24,7 +24,7 @@ DOCUMENTS = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=9), min_si
 
 @given(texts=DOCUMENTS, tokens=st.integers(2, 12))
 def test_joined_blocks_are_the_text_with_every_token_a_target_once(texts, tokens):
-    blocks = blocks_of_joined([_document(n, text) for n, text in enumerate(texts)], tokens)
+    blocks = list(blocks_of_joined((_document(n, text) for n, text in enumerate(texts)), tokens))
     whole = [END] + [token for text in texts for token in (*text, END)]
     targets = [token for block in blocks for token in block.ids[block.loss_mask].tolist()]
     assert targets == whole[1:]
@@ -40,7 +40,7 @@ def test_joined_blocks_are_the_text_with_every_token_a_target_once(texts, tokens
 
 @given(texts=DOCUMENTS, tokens=st.integers(2, 12))
 def test_blocks_apart_hold_one_document_each_and_the_same_targets(texts, tokens):
-    blocks = blocks_of_each([_document(n, text) for n, text in enumerate(texts)], tokens)
+    blocks = list(blocks_of_each([_document(n, text) for n, text in enumerate(texts)], tokens))
     for number, text in enumerate(texts):
         own = [block for block in blocks if block.id.startswith(f"rows:{number}+")]
         assert [t for block in own for t in block.ids[block.loss_mask].tolist()] == [*text, END]
@@ -50,11 +50,11 @@ def test_blocks_apart_hold_one_document_each_and_the_same_targets(texts, tokens)
 def test_three_documents_by_hand():
     documents = [_document(1, [1, 2]), _document(2, [3]), _document(3, [4, 5, 6])]
     # 99 1 2 99 3 99 4 5 6 99
-    joined = blocks_of_joined(documents, 5)
+    joined = list(blocks_of_joined(documents, 5))
     assert [block.ids.tolist() for block in joined] == [[END, 1, 2, END, 3], [3, END, 4, 5, 6], [6, END]]
     assert [block.id for block in joined] == ["rows:1+0", "rows:2+1", "rows:3+3"]
     assert all(block.loss_mask.tolist() == [False] + [True] * (len(block.ids) - 1) for block in joined)
-    apart = blocks_of_each(documents, 4)
+    apart = list(blocks_of_each(documents, 4))
     assert [block.ids.tolist() for block in apart] == [
         [END, 1, 2, END],
         [END, 3, END],

@@ -1,7 +1,11 @@
-"""Opens a data set: reads, tokenises and splits it, all before the first step."""
+"""Opens a data set: reads, tokenises and splits it, all before the first step.
+
+Rows are read and tokenised some at a time and wait in a file, so that a data set may be larger than memory.
+"""
 
 import logging
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -19,7 +23,8 @@ from relax_core.data.prompts import PromptBuilder
 from relax_core.data.rows import Rows
 from relax_core.data.samples import SampleBuilder
 from relax_core.data.sources import find_files, read_rows
-from relax_core.data.split import split_held_out
+from relax_core.data.split import held_out_of
+from relax_core.data.store import ExampleFile, Examples
 from relax_core.data.stream import ExampleStream
 from relax_core.data.text import TextBuilder, in_blocks
 from relax_core.data.tokenizer import Tokenizer
@@ -44,12 +49,12 @@ class DataSet(Generic[E]):
         mixture: the sources that `train` is made of, with their weights; empty if there is one.
     """
 
-    train: tuple[E, ...]
-    held_out: tuple[E, ...]
+    train: Examples[E]
+    held_out: Examples[E]
     bad_rows: tuple[BadRow, ...]
     seed: int
     shuffle: bool
-    mixture: tuple[tuple[tuple[E, ...], float], ...] = ()
+    mixture: tuple[tuple[Examples[E], float], ...] = ()
 
     def stream(self) -> ExampleStream[E]:
         """Draws from `train` without end, from the beginning."""
@@ -88,7 +93,7 @@ def load_held_out_prompts(
     *,
     tools: Sequence[Any] = (),
     pictures: PictureReader | None = None,
-) -> tuple[Prompt, ...]:
+) -> Examples[Prompt]:
     """Prompts of another held-out set, by the same settings.
 
     Args:
@@ -101,7 +106,7 @@ def load_held_out_prompts(
         DataError: it cannot be read, has too many bad rows, or nothing is left.
     """
     with preparation(PromptBuilder(cfg, tokenizer, tools, pictures), cfg.workers) as prepared:
-        return _load_held_out(cfg, path, prepared)[0]
+        return _load_held_out(cfg, path, prepared, ExampleFile())[0]
 
 
 def load_samples(
@@ -125,17 +130,18 @@ def load_pairs(
 def _load(cfg: DataConfig, builder: Builder[E], seed: int) -> DataSet[E]:
     """All sources; held-out rows of their own come with the first."""
     _refuse_shared_files((cfg.path, *cfg.mixture))
+    file = ExampleFile[E]()
     with preparation(builder, cfg.workers) as prepared:
-        first = _load_source(cfg, prepared, seed)
+        first = _load_source(cfg, prepared, seed, file)
         others = [
-            _load_source(cfg.model_copy(update={"path": path, "eval_path": None}), prepared, seed)
+            _load_source(cfg.model_copy(update={"path": path, "eval_path": None}), prepared, seed, file)
             for path in cfg.mixture
         ]
     if not others:
         return first
     every = [first, *others]
-    held_out = tuple(example for one in every for example in one.held_out)
-    train = tuple(example for one in every for example in one.train)
+    held_out = first.held_out.followed_by([one.held_out for one in others])
+    train = first.train.followed_by([one.train for one in others])
     _warn_of_overlap(train, held_out)
     weights = (1.0, *cfg.mixture.values())
     for one, weight, name in zip(every, weights, (cfg.path, *cfg.mixture), strict=True):
@@ -152,7 +158,7 @@ def _load(cfg: DataConfig, builder: Builder[E], seed: int) -> DataSet[E]:
     )
 
 
-def _load_source(cfg: DataConfig, prepared: Preparation[E], seed: int) -> DataSet[E]:
+def _load_source(cfg: DataConfig, prepared: Preparation[E], seed: int, file: ExampleFile[E]) -> DataSet[E]:
     seed = seed if cfg.seed is None else cfg.seed
     rows = read_rows(
         cfg.path,
@@ -161,12 +167,13 @@ def _load_source(cfg: DataConfig, prepared: Preparation[E], seed: int) -> DataSe
         split=cfg.hub_split,
         revision=cfg.hub_revision,
     )
-    examples, bad_rows = _build(islice(rows, cfg.limit), prepared, cfg.path, cfg.max_bad_rows)
+    examples, bad_rows = _build(islice(rows, cfg.limit), prepared, cfg.path, cfg.max_bad_rows, file)
     if cfg.eval_path is None:
-        train, held_out = split_held_out(examples, cfg.eval_fraction, seed)
+        apart = held_out_of(examples, cfg.eval_fraction, seed)
+        train, held_out = examples.chosen(~apart), examples.chosen(apart)
     else:
-        train = tuple(examples)
-        held_out, bad_held_out = _load_held_out(cfg, cfg.eval_path, prepared)
+        train = examples
+        held_out, bad_held_out = _load_held_out(cfg, cfg.eval_path, prepared, file)
         bad_rows += bad_held_out
         _warn_of_overlap(train, held_out)
     logger.info("data: %d to train on, %d held out", len(train), len(held_out))
@@ -174,8 +181,8 @@ def _load_source(cfg: DataConfig, prepared: Preparation[E], seed: int) -> DataSe
 
 
 def _load_held_out(
-    cfg: DataConfig, path: str, prepared: Preparation[E]
-) -> tuple[tuple[E, ...], tuple[BadRow, ...]]:
+    cfg: DataConfig, path: str, prepared: Preparation[E], file: ExampleFile[E]
+) -> tuple[Examples[E], tuple[BadRow, ...]]:
     same = path == cfg.path
     rows = read_rows(
         path,
@@ -184,27 +191,29 @@ def _load_held_out(
         split=cfg.hub_eval_split,
         revision=cfg.hub_revision if same else None,
     )
-    examples, bad_rows = _build(rows, prepared, path, cfg.max_bad_rows)
-    return tuple(examples), bad_rows
+    return _build(rows, prepared, path, cfg.max_bad_rows, file)
 
 
 def _build(
-    rows: Rows, prepared: Preparation[E], source: str, max_bad_rows: int
-) -> tuple[list[E], tuple[BadRow, ...]]:
-    examples: list[E] = []
+    rows: Rows, prepared: Preparation[E], source: str, max_bad_rows: int, file: ExampleFile[E]
+) -> tuple[Examples[E], tuple[BadRow, ...]]:
     bad_rows = BadRows(max_bad_rows)
     left_out = cut = 0
-    chunks = iter(lambda: list(islice(rows, _CHUNK_ROWS)), [])
-    for made in prepared(chunks):
-        for row in made.bad_rows:
-            bad_rows.add(row)
-        examples += made.examples
-        left_out += made.left_out
-        cut += made.cut
+
+    def made() -> Iterator[E]:
+        nonlocal left_out, cut
+        for chunk in prepared(iter(lambda: list(islice(rows, _CHUNK_ROWS)), [])):
+            for row in chunk.bad_rows:
+                bad_rows.add(row)
+            left_out += chunk.left_out
+            cut += chunk.cut
+            yield from chunk.examples
+
+    examples = file.keep(made())
     skipped = bad_rows.settle(source)
     if left_out or cut:
         logger.warning("%s: %d examples above data.max_tokens left out, %d cut", source, left_out, cut)
-    if not examples:
+    if not len(examples):
         raise DataError(f"{source} gives no example: it is empty, or every row was skipped")
     return examples, skipped
 
@@ -221,8 +230,10 @@ def _refuse_shared_files(paths: Sequence[str]) -> None:
                 )
 
 
-def _warn_of_overlap(train: tuple[E, ...], held_out: tuple[E, ...]) -> None:
-    seen = {example.prompt_text for example in train}
-    both = sum(example.prompt_text in seen for example in held_out)
+def _warn_of_overlap(train: Examples[E], held_out: Examples[E]) -> None:
+    if not held_out:
+        return
+    apart = Counter(example.prompt_text for example in held_out)
+    both = sum(apart.pop(example.prompt_text, 0) for example in train)
     if both:
         logger.warning("%d of %d held-out prompts are trained on as well", both, len(held_out))

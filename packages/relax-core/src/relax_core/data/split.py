@@ -2,19 +2,19 @@
 
 import hashlib
 from collections.abc import Sequence
-from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from relax_core.data.examples import Example
 from relax_core.data.problems import DataError
 
-E = TypeVar("E", bound=Example)
 
-
-def split_held_out(examples: Sequence[E], fraction: float, seed: int) -> tuple[tuple[E, ...], tuple[E, ...]]:
+def held_out_of(examples: Sequence[Example], fraction: float, seed: int) -> NDArray[np.bool_]:
     """Holds out a share of the distinct prompts.
 
     Invariants: no prompt is on both sides; which prompts are held out depends on their text, the fraction and
-    the seed, not on the order of rows; both sides keep the order of rows.
+    the seed, not on the order of rows.
 
     Args:
         examples: in order of rows.
@@ -22,14 +22,15 @@ def split_held_out(examples: Sequence[E], fraction: float, seed: int) -> tuple[t
         seed: of the choice.
 
     Returns:
-        (train, held_out)
+        [examples] bool, set for those that are held out.
 
     Raises:
         DataError: nothing would be left to train on.
     """
     if fraction == 0:
-        return tuple(examples), ()
-    prompts = sorted({example.prompt_text for example in examples}, key=lambda text: _rank(seed, text))
+        return np.zeros(len(examples), np.bool_)
+    ranks = [_rank(seed, example.prompt_text) for example in examples]
+    prompts = sorted(set(ranks))
     count = max(1, round(fraction * len(prompts)))
     if count >= len(prompts):
         raise DataError(
@@ -37,10 +38,7 @@ def split_held_out(examples: Sequence[E], fraction: float, seed: int) -> tuple[t
             "lower it"
         )
     chosen = set(prompts[:count])
-    return (
-        tuple(example for example in examples if example.prompt_text not in chosen),
-        tuple(example for example in examples if example.prompt_text in chosen),
-    )
+    return np.fromiter((rank in chosen for rank in ranks), np.bool_, len(ranks))
 
 
 def _rank(seed: int, text: str) -> bytes:

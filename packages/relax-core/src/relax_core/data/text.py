@@ -5,7 +5,7 @@ last. Blocks share one token, so that each token of that text is a target in exa
 over blocks is that of the text, and its exponential the perplexity.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from relax_core.data.examples import Sample
 from relax_core.data.length import LengthRule
 from relax_core.data.problems import BadRow, DataError, RowError
 from relax_core.data.rows import Row
+from relax_core.data.store import ExampleFile, Examples
 from relax_core.data.tokenizer import Tokenizer, encode
 
 if TYPE_CHECKING:
@@ -75,12 +76,20 @@ class TextBuilder:
 def in_blocks(data: "DataSet[Sample]", cfg: DataConfig) -> "DataSet[Sample]":
     """The same with blocks in the place of documents, of every source and of what is held out."""
     cut = blocks_of_joined if cfg.documents == "joined" else blocks_of_each
-    mixture = tuple((cut(documents, cfg.block_tokens), weight) for documents, weight in data.mixture)
-    train = tuple(block for blocks, _ in mixture for block in blocks) or cut(data.train, cfg.block_tokens)
-    return replace(data, train=train, held_out=cut(data.held_out, cfg.block_tokens), mixture=mixture)
+    file = ExampleFile[Sample]()
+
+    def blocks(documents: Examples[Sample]) -> Examples[Sample]:
+        return file.keep(cut(documents, cfg.block_tokens))
+
+    held_out = blocks(data.held_out)
+    if not data.mixture:
+        return replace(data, train=blocks(data.train), held_out=held_out)
+    mixture = tuple((blocks(documents), weight) for documents, weight in data.mixture)
+    first, *others = (one for one, _ in mixture)
+    return replace(data, train=first.followed_by(others), held_out=held_out, mixture=mixture)
 
 
-def blocks_of_joined(documents: Sequence[Sample], tokens: int) -> tuple[Sample, ...]:
+def blocks_of_joined(documents: Iterable[Sample], tokens: int) -> Iterator[Sample]:
     """Blocks of one text made of all documents; what follows in a block sees what came before.
 
     Args:
@@ -90,23 +99,30 @@ def blocks_of_joined(documents: Sequence[Sample], tokens: int) -> tuple[Sample, 
     Returns:
         Blocks; each is named by the document in which it begins, and how many tokens behind its beginning.
     """
-    if not documents:
-        return ()
-    # The end of a document is the beginning of the next.
-    parts = [documents[0].ids, *(document.ids[1:] for document in documents[1:])]
-    starts = np.cumsum([0, *(len(document.ids) - 1 for document in documents[:-1])])
-    ids = np.concatenate(parts)
-    begins = range(0, len(ids) - 1, tokens - 1)
-    owners = np.searchsorted(starts, list(begins), side="right") - 1
-    return tuple(
-        _block(f"{documents[owner].id}+{begin - starts[owner]}", ids[begin : begin + tokens])
-        for begin, owner in zip(begins, owners, strict=True)
-    )
+    parts: list[NDArray[np.int32]] = []
+    # Of the block in the making.
+    name, length = "", 0
+    for document in documents:
+        # The end of a document is the beginning of the next.
+        at = 0 if length == 0 else 1
+        while at < len(document.ids):
+            if length == 0:
+                name = f"{document.id}+{at}"
+            piece = document.ids[at : at + tokens - length]
+            parts.append(piece)
+            length += len(piece)
+            at += len(piece)
+            if length == tokens:
+                yield _block(name, np.concatenate(parts))
+                parts, length = [parts[-1][-1:]], 1
+                name = f"{document.id}+{at - 1}"
+    if length > 1:
+        yield _block(name, np.concatenate(parts))
 
 
-def blocks_of_each(documents: Sequence[Sample], tokens: int) -> tuple[Sample, ...]:
+def blocks_of_each(documents: Iterable[Sample], tokens: int) -> Iterator[Sample]:
     """Blocks of one document each, which therefore see nothing of any other; arguments as above."""
-    return tuple(block for document in documents for block in blocks_of_joined([document], tokens))
+    return (block for document in documents for block in blocks_of_joined([document], tokens))
 
 
 def _block(name: str, ids: NDArray[np.int32]) -> Sample:
