@@ -208,6 +208,7 @@ def sglang_cpu(session: nox.Session) -> None:
     run_pytest(session, str(rollout / "tests" / "engines" / "sglang" / "test_router.py"), env=real)
     run_pytest(session, str(rollout / "tests" / "contract"), "-k", "sglang", env=real)
     run_pytest(session, "tests/test_sglang_run.py", env=real)
+    run_pytest(session, "packages/relax-core/tests/plan/test_plan_against_sglang.py", env=real)
     run_pytest(session, "tests/test_npu_servers.py", "-k", "real", env=real)
 
 

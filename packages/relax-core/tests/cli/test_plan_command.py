@@ -91,6 +91,7 @@ def test_a_launch_runs_the_same_checks_first():
         ("quickstart",
          ["--cluster.mode", "ray", "--rollout.update_path", "disk", "--rollout.update_folder", "/w"],
          "weights travel by disk, as asked for: files in /w"),
+        (NPU, ["--rollout.update_path", "host"], "weights travel by host, as asked for"),
         (NPU, [], "weights travel by ipc: engines and ranks are on the same devices"),
         (NPU, ["--cluster.placement", "async", "--cluster.address", "head:6379"],
          "weights travel by ipc, else broadcast: a run finds out whether Ray puts all on one host"),

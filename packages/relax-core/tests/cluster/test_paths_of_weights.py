@@ -10,7 +10,7 @@ from relax_rollout import SharesRefusedError
 SHORT = {"run": {"steps": 2}}
 
 
-def test_runs_by_broadcast_and_by_disk_give_the_bits_of_one_process_though_an_engine_dies(
+def test_runs_by_broadcast_by_disk_and_by_host_give_the_bits_of_one_process_though_an_engine_dies(
     small_run, finish, same_results, killing, caplog, tmp_path
 ):
     """By broadcast nothing is kept: the trainer gives the weights again, which it still has."""
@@ -19,7 +19,7 @@ def test_runs_by_broadcast_and_by_disk_give_the_bits_of_one_process_though_an_en
     folder = tmp_path / "weights"
     # In the first run on Ray; its step is struck off then.
     killed = killing({2: ("engine", 0)})
-    for path, more in (("broadcast", {}), ("disk", {"update_folder": str(folder)})):
+    for path, more in (("broadcast", {}), ("disk", {"update_folder": str(folder)}), ("host", {})):
         settings = {**SHORT, "cluster": {"mode": "ray"}, "rollout": {"update_path": path, **more}}
         same_results(finish(small_run(**settings), path), inline)
         assert f"weights travel by {path}: as asked for" in caplog.text
@@ -50,6 +50,7 @@ def test_engines_open_the_memory_of_the_ranks_on_their_devices():
         (2, {}, 2, {0: (0, 1)}, None),
         (4, {"tensor": 2, "pipeline": 2}, 2, {0: (0, 1)}, None),
         (4, {"tensor": 2}, 2, {0: (1, 2)}, None),
+        (4, {"tensor": 2, "context": 2}, 2, {0: (0, 1), 1: (2, 3)}, 2),
     ],
 )
 def test_shares_are_handed_over_where_the_engine_has_a_rank_for_each(

@@ -74,7 +74,8 @@ async def choose_path(config: RelaxConfig, device: str, ranks: Ranks, engines: E
         ClusterError: `rollout.update_path` is ipc and no memory is shared.
     """
     chosen = await _choose(config, device, ranks, engines)
-    named = "ipc (Ray's shared memory)" if chosen.path == "store" else chosen.path
+    by_store = "host" if config.rollout.update_path == "host" else "ipc (Ray's shared memory)"
+    named = by_store if chosen.path == "store" else chosen.path
     _log.info("weights travel by %s: %s", named, chosen.why)
     return chosen
 
@@ -82,8 +83,8 @@ async def choose_path(config: RelaxConfig, device: str, ranks: Ranks, engines: E
 def equal_ranks(config: RelaxConfig, sources: Mapping[int, tuple[int, ...]]) -> int | None:
     """Ranks of an engine that has one for each tensor-parallel rank of a replica; None if they differ."""
     each, parallel = engine_devices(config), config.parallel
-    alike = each > 1 and parallel.tensor == each and parallel.pipeline == parallel.context == 1
-    # Megatron counts tensor-parallel ranks first, so a replica's ranks follow one another.
+    alike = each > 1 and parallel.tensor == each and parallel.pipeline == 1
+    # Megatron counts tensor-parallel ranks first, so the ranks that share a tensor follow one another.
     whole = all(len(own) == each and own[0] % each == 0 for own in sources.values())
     return each if alike and whole else None
 
@@ -92,6 +93,8 @@ async def _choose(config: RelaxConfig, device: str, ranks: Ranks, engines: Engin
     asked = config.rollout.update_path
     if asked in ("broadcast", "disk"):
         return WeightPath(asked, "as asked for", {})
+    if asked == "host":
+        return WeightPath("store", "as asked for", {})
     sources = memory_sources(config.cluster, device, engine_devices(config))
     if sources:
         offers = await asyncio.to_thread(ranks.call, "offer_memory")

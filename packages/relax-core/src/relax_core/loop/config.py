@@ -56,9 +56,10 @@ class RolloutConfig(Section):
         ge=0,
         le=16,
     )
-    update_path: Literal["auto", "ipc", "broadcast", "disk"] = setting(
+    update_path: Literal["auto", "ipc", "host", "broadcast", "disk"] = setting(
         "auto",
         "How weights come to the engines. ipc: through memory that both share, a device's or a host's. "
+        "host: through the host's memory, slower, where a device has no room for whole weights beside. "
         "broadcast: by a collective across devices and hosts. disk: by files in update_folder. auto: the "
         "first of ipc and broadcast that works; the log and --plan say which, and why.",
     )

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from relax_core.config.root import RelaxConfig
 
-TRANSPORTS = {"auto": "auto", "ipc": "local", "broadcast": "broadcast", "disk": "files"}
+TRANSPORTS = {"auto": "auto", "ipc": "local", "host": "files", "broadcast": "broadcast", "disk": "files"}
 """`rollout.update_path` as relax_rollout's engine sglang calls it."""
 
 
@@ -22,8 +22,8 @@ def expected_path(config: RelaxConfig) -> str:
     asked = rollout.update_path
     if asked == "disk":
         return f"weights travel by disk, as asked for: files in {update_folder(config)}"
-    if asked == "broadcast":
-        return "weights travel by broadcast, as asked for"
+    if asked in ("host", "broadcast"):
+        return f"weights travel by {asked}, as asked for"
     if cluster.mode == "ray":
         where, why = _on_ray(config)
     elif rollout.urls:

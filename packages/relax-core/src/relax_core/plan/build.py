@@ -12,7 +12,7 @@ from relax_core.model.config import Qwen35Config
 from relax_core.model.vision.config import VisionConfig
 from relax_core.plan.devices import DEFAULTS, DeviceSpec, device_spec
 from relax_core.plan.devices_used import devices_used
-from relax_core.plan.engine_memory import EnginePlan, plan_engine
+from relax_core.plan.engine_memory import EnginePlan, Servers, plan_embedded, plan_servers
 from relax_core.plan.engine_time import RolloutTime, rollout_time
 from relax_core.plan.remedy import Memory, memory_problems
 from relax_core.plan.result import Plan
@@ -20,7 +20,11 @@ from relax_core.plan.shapes import model_facts
 from relax_core.plan.sizes import model_sizes, trained_model
 from relax_core.plan.trainer import TrainerPlan, plan_trainer
 from relax_core.plan.trainer_memory import Beside
+from relax_core.plan.update_memory import way_of_weights
 from relax_core.plan.workload import Workload
+
+HOST_RATE = 8e9
+"""Bytes a second of weights through the memory of a host (an assumption)."""
 
 
 def plan(
@@ -56,7 +60,7 @@ def plan(
     if not problems:
         trainer = _trainer(config, model, spec, workload)
         if workload.sequences:
-            engine = _engine(config, _engine_model(config, model, facts), spec, workload)
+            engine = _engine(config, _engine_model(config, model, facts), spec, workload, trainer)
             rollout = _rollout(config, model, spec, workload, engine)
     uses = devices_used(config, model, spec, trainer, engine) if trainer else ()
     if trainer is not None:
@@ -94,7 +98,7 @@ def _reckon(
             trainers[key] = _trainer(config, model, spec, workload)
         engine = None
         if workload.sequences:
-            engine = _engine(config, _engine_model(config, model, facts), spec, workload)
+            engine = _engine(config, _engine_model(config, model, facts), spec, workload, trainers[key])
         return Memory(devices_used(config, model, spec, trainers[key], engine), engine)
 
     return reckon
@@ -146,22 +150,33 @@ def _engine_model(config: RelaxConfig, model: Qwen35Config, facts: Mapping[str, 
     return model
 
 
-def _engine(config: RelaxConfig, model: Qwen35Config, device: DeviceSpec, workload: Workload) -> EnginePlan:
-    embedded = config.rollout.engine != "sglang"
-    servers = 1 if embedded else config.rollout.servers
-    engines = config.cluster.engines * servers
-    rows = min(config.rollout.max_batch_size, ceil(workload.sequences / engines))
-    return plan_engine(
+def _engine(
+    config: RelaxConfig, model: Qwen35Config, device: DeviceSpec, workload: Workload, trainer: TrainerPlan
+) -> EnginePlan:
+    rollout, sglang = config.rollout, config.sglang
+    embedded = rollout.engine != "sglang"
+    engines = config.cluster.engines * (1 if embedded else rollout.servers)
+    rows = min(rollout.max_batch_size, ceil(workload.sequences / engines))
+    if embedded:
+        return plan_embedded(model, rows=rows, length=workload.prompt_tokens + workload.longest)
+    return plan_servers(
         model,
         device,
-        devices=1 if embedded else config.sglang.tensor,
+        Servers(
+            sglang.memory_fraction,
+            sglang.states,
+            sglang.max_tokens,
+            sglang.prefill_tokens,
+            max(sglang.graph_batches, default=None),
+            sglang.radix_cache,
+        ),
+        devices=sglang.tensor,
         rows=rows,
-        length=workload.prompt_tokens + (workload.longest if embedded else workload.new_tokens),
-        fraction=config.sglang.memory_fraction,
-        states=config.sglang.states,
-        max_tokens=config.sglang.max_tokens,
-        drafts=config.rollout.draft_tokens > 0,
-        embedded=embedded,
+        most_rows=rollout.max_batch_size,
+        length=workload.prompt_tokens + workload.new_tokens,
+        draft_tokens=rollout.draft_tokens,
+        # On Ray ranks load when they are first called, which is when the engines are there.
+        taken=trainer.memory[0].static if config.cluster.mode == "inline" and not rollout.urls else 0,
     )
 
 
@@ -204,8 +219,12 @@ def _phases(
     if rollout is None:
         return {"train": train, "score": score, "step": train + score}
     total, _active = model_sizes(model)
-    # Whole tensors come together on every rank and pass to the engines: once over a link each.
-    update = 2 * total * 2 / (device.link * device.shares.link)
+    # Whole tensors come together on every rank and pass to the engines: once over a link each, or through the
+    # host's memory, where they are written, read and copied to a device.
+    rate = device.link * device.shares.link
+    if way_of_weights(config) == "host":
+        rate = min(rate, HOST_RATE)
+    update = 2 * total * 2 / rate
     phases = {"sampling": rollout.total, "score": score, "train": train, "update": update}
     beside = config.cluster.placement != "colocate"
     hidden = max(rollout.total, score + train) if beside else rollout.total + score + train

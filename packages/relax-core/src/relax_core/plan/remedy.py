@@ -10,7 +10,7 @@ from relax_core.config.problems import Problem
 from relax_core.config.root import RelaxConfig
 from relax_core.config.yaml_text import show
 from relax_core.plan.devices import DeviceSpec
-from relax_core.plan.engine_memory import DEFAULT_FRACTION, EnginePlan
+from relax_core.plan.engine_memory import EnginePlan
 from relax_core.plan.result import DeviceUse
 
 Change = Mapping[tuple[str, str], object]
@@ -19,6 +19,7 @@ Change = Mapping[tuple[str, str], object]
 _ROOMY = {("trainer", "moment_precision"): "bf16", ("trainer", "gradient_precision"): "bf16"}
 _RECOMPUTE = ("none", "selective", "full")
 _FULL = {("trainer", "recompute"): "full"}
+_BY_HOST = {("rollout", "update_path"): "host"}
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def memory_problems(
     path, *_ = change
     given = show(getattr(getattr(config, path[0]), path[1]))
     yield Problem(
-        path, "; ".join(reasons), given=given, allowed=_allowed(config, change), nearest=_nearest(change)
+        path, "; ".join(reasons), given=given, allowed=_allowed(found, change), nearest=_nearest(change)
     )
 
 
@@ -111,7 +112,7 @@ def nearest_change(
             continue
         if any(use.phases.get("training", 0) > use.limit for use in memory.uses):
             continue
-        share = _share_that_fits(changed, reckon)
+        share = _share_that_fits(changed, memory.engine.share or 0.0, reckon)
         if share is not None:
             return {("sglang", "memory_fraction"): share, **change}
     return None
@@ -130,9 +131,10 @@ def apply(config: RelaxConfig, change: Change) -> RelaxConfig | None:
         return None
 
 
-def _share_that_fits(config: RelaxConfig, reckon: Callable[[RelaxConfig], Memory | None]) -> float | None:
+def _share_that_fits(
+    config: RelaxConfig, given: float, reckon: Callable[[RelaxConfig], Memory | None]
+) -> float | None:
     """The share of a device for an engine, in hundredths, nearest to the one given."""
-    given = config.sglang.memory_fraction or DEFAULT_FRACTION
     for hundredths in sorted(range(1, 100), key=lambda share: abs(share / 100 - given)):
         changed = apply(config, {("sglang", "memory_fraction"): hundredths / 100})
         memory = None if changed is None else reckon(changed)
@@ -142,10 +144,26 @@ def _share_that_fits(config: RelaxConfig, reckon: Callable[[RelaxConfig], Memory
 
 
 def _trainer_changes(config: RelaxConfig, found: Memory) -> Iterator[Change]:
-    """From the mildest on: what is computed again, shorter rows, numbers of two bytes, more ranks."""
+    """Changes from the mildest on; servers of a single process keep their memory while it trains, so that
+    each is tried on Ray too, where they give it up."""
+    rollout = config.rollout
+    if config.cluster.mode == "ray" or rollout.engine != "sglang" or rollout.urls:
+        yield from _changes(config, found)
+        return
+    apart: Change = {("cluster", "mode"): "ray"}
+    yield apart
+    for change in _changes(config, found):
+        yield change
+        yield {**change, **apart}
+
+
+def _changes(config: RelaxConfig, found: Memory) -> Iterator[Change]:
+    """Weights by the host's memory, more computed again, shorter rows, numbers of two bytes, more ranks."""
     trainer, ranks = config.trainer, config.cluster.trainer_ranks
     if found.starved and (config.sglang.states or 0) > config.rollout.max_batch_size:
         yield {("sglang", "states"): config.rollout.max_batch_size}
+    if any(use.parts.get("packed weights") for use in found.over):
+        yield _BY_HOST
     again = _RECOMPUTE[_RECOMPUTE.index(trainer.recompute) + 1 :]
     yield from ({("trainer", "recompute"): how} for how in again)
     shorter = [trainer.micro_batch_tokens * part // 8 for part in range(7, 0, -1)]
@@ -162,6 +180,8 @@ def _trainer_changes(config: RelaxConfig, found: Memory) -> Iterator[Change]:
         for change in _wider(config, ranks * more):
             yield change
             yield {**change, **_FULL, **_ROOMY}
+            if config.rollout.engine == "sglang" and config.cluster.placement == "colocate":
+                yield {**change, **_FULL, **_ROOMY, **_BY_HOST}
 
 
 def _wider(config: RelaxConfig, ranks: int) -> Iterator[Change]:
@@ -195,11 +215,11 @@ def _wider(config: RelaxConfig, ranks: int) -> Iterator[Change]:
                 }
 
 
-def _allowed(config: RelaxConfig, change: Change) -> str:
+def _allowed(found: Memory, change: Change) -> str:
     (path, value), *more = change.items()
     text = show(value)
     if path == ("sglang", "memory_fraction"):
-        lower = float(text) < (config.sglang.memory_fraction or DEFAULT_FRACTION)
+        lower = float(text) < ((found.engine.share if found.engine else None) or 0)
         text = (
             f"at {'most' if lower else 'least'} {text}, so that the engine and the trainer's memory, which "
         )

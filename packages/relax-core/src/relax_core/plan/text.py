@@ -9,7 +9,7 @@ from relax_core.plan.result import DeviceUse, Plan
 KINDS = (
     "weights", "gradients", "optimizer", "reference", "teacher", "critic", "activations", "working",
     "communication", "workspaces", "engine weights", "engine tower", "draft weights", "states",
-    "keys and values", "engine, other", "engine, at rest", "buckets",
+    "keys and values", "engine, other", "engine, at rest", "packed weights", "buckets", "new version",
 )  # fmt: skip
 """Kinds of memory, in the order in which they are shown."""
 

@@ -12,7 +12,7 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 class FileSource:
-    """A bucket in a file, mapped and not copied on a CPU."""
+    """A bucket in a file, mapped and not copied: a device takes it tensor by tensor when the update ends."""
 
     stays = False
 
@@ -31,8 +31,7 @@ class FileSource:
             raise ValueError(f"bucket file {self._path} cannot be read: {error.strerror}") from error
         if size < nbytes:
             raise ValueError(f"bucket file {self._path} has {size} bytes; {nbytes} were announced")
-        mapped = torch.from_file(self._path, shared=True, size=size, dtype=torch.uint8)
-        return mapped if device.type == "cpu" else mapped.to(device)
+        return torch.from_file(self._path, shared=True, size=size, dtype=torch.uint8)
 
 
 class BucketFiles:

@@ -177,7 +177,7 @@ class Regions:
         """
         held = sent.detach().to(self.dtype(name)).contiguous().clone()
         for region, (now, wanted) in zip(self.of[name], self.pairs({name: sent})[name], strict=True):
-            if not torch.equal(bits(now), bits(wanted.to(now.dtype))):
+            if not torch.equal(bits(now), bits(wanted.to(now.device, now.dtype))):
                 self._source(name, region).within(held).copy_(now)
         return held
 
@@ -188,7 +188,7 @@ def changed(pairs: Mapping[str, Sequence[Pair]]) -> list[str]:
     for name, parts in pairs.items():
         for now, wanted in parts:
             names.append(name)
-            flags.append(torch.ne(bits(now), bits(wanted.to(now.dtype))).any())
+            flags.append(torch.ne(bits(now), bits(wanted.to(now.device, now.dtype))).any())
     if not flags:
         return []
     differs = torch.stack(flags).tolist()

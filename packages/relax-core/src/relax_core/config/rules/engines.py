@@ -84,16 +84,24 @@ def _graph_batches_ascend(sglang: SglangSettings) -> Iterator[Problem]:
         )
 
 
+STATES_WITH_PREFIXES = 3
+"""That SGLang reckons with for a running sequence where its prefix cache keeps states too."""
+
+
 def _every_sequence_has_a_state(rollout: RolloutConfig, sglang: SglangSettings) -> Iterator[Problem]:
-    """A sequence that is decoded holds a recurrent state."""
-    if sglang.states is not None and sglang.states < rollout.max_batch_size:
+    """A sequence that is decoded holds a recurrent state, and SGLang's prefix cache two more for it; with
+    fewer it decodes fewer sequences together (`ModelRunnerKVCacheMixin._resolve_max_num_reqs`)."""
+    each = STATES_WITH_PREFIXES if sglang.radix_cache else 1
+    wanted = each * rollout.max_batch_size
+    if sglang.states is not None and sglang.states < wanted:
+        kept = "3 recurrent states, as prefixes keep theirs" if sglang.radix_cache else "a recurrent state"
         yield Problem(
             ("sglang", "states"),
-            f"{rollout.max_batch_size} sequences are decoded together (rollout.max_batch_size), each with a "
-            "recurrent state",
+            f"{rollout.max_batch_size} sequences are to be decoded together (rollout.max_batch_size), each "
+            f"with {kept}",
             given=str(sglang.states),
-            allowed=f"an integer, at least {rollout.max_batch_size}, or null",
-            nearest=str(rollout.max_batch_size),
+            allowed=f"an integer, at least {wanted}, or null",
+            nearest=str(wanted),
         )
 
 
