@@ -24,7 +24,7 @@ def sequence_ratio_loss(tokens: PolicyTokens, cfg: "AlgorithmConfig") -> Clipped
     gradient of s. So the gradient needs no token of another context-parallel rank, only the value of s does.
     """
     sequence_T = tokens.sequences.mean(tokens.log_ratio_T)
-    ratio_T = bounded_ratio(sequence_T) * (tokens.logprob_T - tokens.logprob_T.detach()).exp()
+    ratio_T = bounded_ratio(sequence_T + (tokens.logprob_T - tokens.logprob_T.detach()))
     low, high = cfg.clip_range
     return clipped_policy_loss(
         ratio_T, tokens.advantage_T, clip_low=low, clip_high=high, dual_clip=cfg.dual_clip

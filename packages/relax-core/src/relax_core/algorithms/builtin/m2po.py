@@ -22,7 +22,7 @@ def kept_tokens(columns: "Mapping[str, Tensor]", cfg: "AlgorithmConfig") -> "dic
     """Column `kept` [T]: 0 for the tokens that the second moment forbids, over the whole mini-batch.
 
     r = pi / pi_behaviour, the present policy over the engine's. Zheng et al. 2025, Prosperity before
-    Collapse, arXiv 2510.01161: of the tokens that PPO could clip (A > 0 and r > 1, or A < 0 and
+    Collapse, arXiv 2510.01161, algorithm 1: of the tokens that PPO could clip (A > 0 and r > 1, or A < 0 and
     r < 1), those of the largest (log r)^2 are left out until the mean of (log r)^2 over those that remain is
     at most tau. Every other token is kept: its gradient draws r towards 1. (AReaL's `m2po` bounds the mean
     over all tokens instead, and may leave out those as well.)
@@ -60,7 +60,7 @@ M2PO = replace(
     name="m2po",
     summary="Policy gradient on stale samples: of the tokens that move further from the engine, those of the "
     "largest log-ratios are left out.",
-    source="Zheng et al. 2025, Prosperity before Collapse, arXiv 2510.01161",
+    source="Zheng et al. 2025, Prosperity before Collapse, arXiv 2510.01161, algorithm 1",
     objective="-M r A; of the tokens with A log r > 0, M = 0 for those of the largest (log r)^2 until the "
     "mean of the others is at most second_moment_limit",
     policy_loss=second_moment_loss,
