@@ -72,6 +72,7 @@ def test_a_reference_is_needed_only_by_a_kl():
         ({"kl_loss_coef": float("nan")}, "finite|greater"),
         ({"kl": "k4"}, "'k1', 'k2', 'k3' or 'low_var'"),
         ({"kl_loss_coef": 0.1, "kl_reward_coef": 0.2}, "would count the KL twice: set one of them to 0"),
+        ({"name": "ppo", "kl_loss_coef": 0.1}, "estimator k1 has a gradient of mean zero"),
         ({"correction_low": 0.5}, "no effect with correction 'truncated'"),
         ({"correction": "none", "correction_high": 2.0}, "no effect with correction 'none'"),
         ({"correction": "icepop", "correction_high": 0.9}, "greater than or equal to 1"),

@@ -22,6 +22,11 @@ def test_an_algorithm_that_samples_needs_its_formulas():
         dataclasses.replace(get_algorithm("grpo"), advantage=None)
 
 
+def test_what_no_loop_reads_is_refused():
+    with pytest.raises(ValueError, match="nothing reads its advantage and policy_loss"):
+        dataclasses.replace(get_algorithm("grpo"), loop="sft")
+
+
 def test_an_algorithm_of_ones_own_is_named_by_its_module(tmp_path, monkeypatch):
     (tmp_path / "own_algorithm.py").write_text(
         "import dataclasses\nfrom relax_core.algorithms import get_algorithm\n"

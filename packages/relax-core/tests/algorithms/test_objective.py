@@ -66,9 +66,9 @@ def test_gradients_by_hand_and_none_outside_of_the_mask():
 
 def test_icepop_drops_a_token_from_the_policy_loss_but_not_from_the_kl():
     inputs = _inputs(ref_logprob_T=torch.tensor([-1.0, -3.0, NAN]).double())
-    objective = policy_objective(AlgorithmConfig(correction="icepop", kl="k1", kl_loss_coef=1.0), **inputs)
+    objective = policy_objective(AlgorithmConfig(correction="icepop", kl="k2", kl_loss_coef=1.0), **inputs)
     assert objective.terms["policy"].value_T[1].item() == 0.0
-    assert objective.terms["kl"].value_T[1].item() == 1.0
+    assert objective.terms["kl"].value_T[1].item() == 0.5
     assert objective.diagnostics["importance_weight"].tolist() == [pytest.approx(1.0), 0.0, 0.0]
 
 

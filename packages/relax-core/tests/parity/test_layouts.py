@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from relax_core.algorithms import algorithm_names, get_algorithm
 from relax_core.testing import differences
 from relax_core.testing.table import ROWS
 
@@ -19,6 +20,23 @@ def test_layout_trains_like_one_rank(row, pools, reference):
     wanted = reference(row)
     lines = differences(pools(row.ranks).run(row), wanted, rel=REL, floor=FLOOR)
     assert not lines, "\n".join(lines)
+
+
+OF = {"policy": "grpo"}
+
+
+@pytest.mark.parametrize("name", algorithm_names())
+def test_every_algorithm_is_in_the_table(name):
+    """Itself, or one with the same loss and reduction: over context-parallel ranks and in micro-batches."""
+
+    def loss(algorithm):
+        return algorithm.loop, algorithm.policy_loss, algorithm.batch_columns, algorithm.default_reduction
+
+    objectives = {row.objective for row in ROWS} - {"value"}
+    same = {o for o in objectives if loss(get_algorithm(OF.get(o, o))) == loss(get_algorithm(name))}
+    rows = [row for row in ROWS if row.objective in same]
+    assert any(row.parallel.get("context") == 2 for row in rows)
+    assert any(row.trainer.get("micro_batch_tokens") for row in rows)
 
 
 def test_the_comparison_sees_a_gradient_that_is_off(reference):

@@ -141,6 +141,12 @@ class Algorithm:
             )
         if self.needs_critic != (self.value_target is not None):
             raise ValueError(f"algorithm {self.name!r}: needs_critic goes with a value_target, and only then")
+        unread = [name for name in ("advantage", "policy_loss", "batch_columns") if getattr(self, name)]
+        if self.loop != "rl" and unread:
+            raise ValueError(
+                f"algorithm {self.name!r} learns from given texts (loop {self.loop!r}), where nothing reads "
+                f"its {' and '.join(unread)}: leave them out, or sample completions (loop 'rl')"
+            )
         if self.loop == "rl" and (self.advantage is None or self.policy_loss is None):
             raise ValueError(
                 f"algorithm {self.name!r} samples completions: give it an advantage and a policy_loss"

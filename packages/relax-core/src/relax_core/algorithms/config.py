@@ -82,8 +82,8 @@ class AlgorithmConfig(Section):
     )
     kl: KlEstimator | None = setting(
         None,
-        "Estimator of KL(policy || reference); null takes the algorithm's own, low_var for most. As a loss, "
-        "k1 has a gradient of mean zero: take k2, k3 or low_var there.",
+        "Estimator of KL(policy || reference); null takes the algorithm's own, low_var for most. k1 is for "
+        "rewards: as a loss its gradient has mean zero.",
     )
     kl_loss_coef: float = setting(0.0, "Weight of the KL as a loss term.", ge=0, allow_inf_nan=False)
     kl_reward_coef: float = setting(
@@ -160,9 +160,20 @@ class AlgorithmConfig(Section):
         )
 
     @property
+    def corrects_stale_tokens(self) -> bool:
+        """Whether tokens that older weights drew are weighed as such."""
+        return self.algorithm.ratio_to == "rollout" or self.correction_in_use != "none"
+
+    @property
     def needs_reference(self) -> bool:
         """Whether log-probs of a frozen reference model are needed."""
         return self.algorithm.needs_reference or self.kl_loss_coef > 0 or self.kl_reward_coef > 0
+
+    def needs_old_logprob(self, optimizer_steps: int) -> bool:
+        """Whether the policy scores a batch before it learns from it in so many optimizer steps."""
+        if self.kl_reward_coef > 0 or self.algorithm.needs_teacher:
+            return True
+        return optimizer_steps > 1 and self.algorithm.ratio_to == "trainer"
 
     @field_validator("name")
     @classmethod
@@ -202,6 +213,11 @@ class AlgorithmConfig(Section):
             problems.append(
                 f"kl_loss_coef {self.kl_loss_coef:g} and kl_reward_coef {self.kl_reward_coef:g} would count "
                 "the KL twice: set one of them to 0"
+            )
+        if self.kl_loss_coef > 0 and self.kl_estimator == "k1":
+            problems.append(
+                f"kl_loss_coef {self.kl_loss_coef:g} with estimator k1 has a gradient of mean zero and holds "
+                "the policy nowhere: set kl to k2, k3 or low_var, or use kl_reward_coef"
             )
         if self.correction_low is not None and self.correction != "icepop":
             problems.append(

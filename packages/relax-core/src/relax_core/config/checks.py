@@ -165,13 +165,28 @@ def _only_samples_are_passed(evaluation: EvalConfig, algorithm: AlgorithmConfig)
 
 def _stale_samples_are_corrected(cluster: ClusterConfig, algorithm: AlgorithmConfig) -> Iterator[Problem]:
     """Completions of older weights need an importance correction."""
-    if cluster.placement != "colocate" and algorithm.correction == "none":
+    if cluster.placement != "colocate":
+        yield from _stale(algorithm, f"with placement {cluster.placement} completions are of older weights")
+
+
+def _stale(algorithm: AlgorithmConfig, reason: str) -> Iterator[Problem]:
+    """Tokens of older weights, in an algorithm that would take them for the present ones'."""
+    if algorithm.algorithm.loop != "rl" or algorithm.corrects_stale_tokens:
+        return
+    if "correction" in algorithm.algorithm.settings:
         yield Problem(
             ("algorithm", "correction"),
-            f"with placement {cluster.placement} completions are of older weights; nothing corrects for it",
+            f"{reason}; nothing corrects for it",
             given="none",
             allowed="truncated or icepop",
             nearest="truncated",
+        )
+    else:
+        yield Problem(
+            ("algorithm", "name"),
+            f"{reason}, and this algorithm neither has a correction nor a ratio to the engine's log-probs",
+            given=algorithm.name,
+            allowed="an algorithm with one of them, such as grpo or m2po",
         )
 
 
@@ -196,20 +211,15 @@ def _streams_sample_no_more_than_is_trained(
 
 def _partial_rollouts_are_corrected(rollout: RolloutConfig, algorithm: AlgorithmConfig) -> Iterator[Problem]:
     """Completions that hold tokens of older weights need an importance correction."""
-    if rollout.early_abort == "continue" and algorithm.correction == "none":
-        yield Problem(
-            ("algorithm", "correction"),
-            "with rollout.early_abort continue completions hold tokens of older weights; nothing corrects "
-            "for it",
-            given="none",
-            allowed="truncated or icepop",
-            nearest="truncated",
+    if rollout.early_abort == "continue":
+        yield from _stale(
+            algorithm, "with rollout.early_abort continue completions hold tokens of older weights"
         )
 
 
 def _documents_are_fine_tuned_on(algorithm: AlgorithmConfig, data: DataConfig) -> Iterator[Problem]:
     """Bare text has neither a prompt to complete nor a pair to choose from."""
-    if data.text_key is not None and algorithm.name != "sft":
+    if data.text_key is not None and algorithm.algorithm.loop != "sft":
         yield Problem(
             ("data", "text_key"),
             f"algorithm {algorithm.name} needs prompts, and documents have none",

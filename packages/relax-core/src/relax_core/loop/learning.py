@@ -50,7 +50,7 @@ class Learner:
         config = self._config.algorithm
         samples = group_samples(groups)
         with self._recorder.phase("logprob"):
-            if self._needs_old:
+            if config.needs_old_logprob(self._config.trainer.optimizer_steps_per_batch):
                 samples = self._scored("old_logprob", samples, "policy")
             if config.needs_reference:
                 samples = self._scored("ref_logprob", samples, "reference")
@@ -111,13 +111,6 @@ class Learner:
             sample.with_columns(teacher_logprob=torch.tensor(scores) * (sample.mask_L > 0))
             for sample, scores in zip(samples, found, strict=True)
         ]
-
-    @property
-    def _needs_old(self) -> bool:
-        config = self._config.algorithm
-        if config.kl_reward_coef > 0 or config.algorithm.needs_teacher:
-            return True
-        return not (self._on_policy or config.algorithm.ratio_to == "rollout")
 
     @property
     def _on_policy(self) -> bool:

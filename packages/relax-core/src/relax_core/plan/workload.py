@@ -70,7 +70,7 @@ class Workload:
         mean = sum(answers) / len(answers)
         algorithm = config.algorithm
         once = (
-            parts > 1 or algorithm.algorithm.needs_teacher,
+            algorithm.needs_old_logprob(parts),
             algorithm.needs_reference,
             algorithm.algorithm.needs_critic,
             config.teacher.path is not None,

@@ -36,8 +36,8 @@ _LORA = {"rank": 3, "alpha": 6.0}
 _LORA_DRAFTS = {**_LORA, "drafts": True}
 _LORA_EXPERTS = {**_LORA, "targets": ("in_proj", "linear_qkv", "linear_fc1", "linear_fc2", "experts")}
 _SMALL = {"micro_batch_tokens": 16}
-ALGORITHMS = ("gspo", "cispo", "sapo", "rloo", "reinforce_plus_plus", "m2po", "dpo")
-"""One of each policy loss; the others differ in advantages and settings alone."""
+ALGORITHMS = ("dr_grpo", "gspo", "cispo", "sapo", "rloo", "reinforce_plus_plus", "m2po", "dpo")
+"""One of each loss and reduction; the others differ in advantages, which are taken before any split."""
 
 ROWS: tuple[Row, ...] = (
     # One rank: what must not matter there either.
@@ -171,6 +171,8 @@ ROWS: tuple[Row, ...] = (
     # Pairs whose members lie on other replicas, and scores that come from the last stage.
     Row("dp2-dpo", 2, objective="dpo"),
     Row("pp2-dpo-mtp1", 2, _PP, mtp=1, objective="dpo"),
+    # A mask over the tokens of all replicas.
+    Row("dp2-m2po", 2, objective="m2po"),
     Row("micro-batches-value", 1, trainer=_SMALL, objective="value", quick=True),
     Row("cp2-value", 2, _CP, objective="value"),
     Row("tp2-sp-value", 2, _SP, objective="value"),

@@ -125,7 +125,7 @@ def make_objective(row: Row) -> TrainingObjective:
     clip: dict[str, Any] = (
         {"clip_low": 0.3, "clip_high": 0.3} if "clip_low" in get_algorithm(name).settings else {}
     )
-    config = AlgorithmConfig(name=name, kl_loss_coef=0.05, entropy_coef=0.01, **clip)
+    config = AlgorithmConfig(name=name, kl="low_var", kl_loss_coef=0.05, entropy_coef=0.01, **clip)
     return PolicyObjective(config, temperature=0.9, max_new_tokens=32, on_policy=False)
 
 
