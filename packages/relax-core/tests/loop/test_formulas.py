@@ -239,8 +239,6 @@ def sample(one, prompt=2):
     columns = {name: torch.full(mask_L.shape, math.nan) for name in one.values}
     for name, column in columns.items():
         column[mask_L] = torch.tensor(one.values[name], dtype=torch.float32)
-    columns["logprob"] = torch.full(mask_L.shape, math.nan)
-    columns["logprob"][mask_L] = one.new.detach().float()
     return Sample(torch.arange(len(mask_L)), mask_L.float(), one.group, columns)
 
 
@@ -262,11 +260,20 @@ def trained_loss(objective, samples, scored, generator):
         scored: (log-probs, entropies) of each of them.
         generator: draws the split.
     """
-    prepared = objective.prepare(samples)
+    scores = [torch.zeros(len(s.mask_L)) for s in samples]
+    for score, (logprob_S, _), s in zip(scores, scored, samples, strict=True):
+        score[s.mask_L > 0] = logprob_S.detach().float()
+    prepared = objective.prepare(samples, torch.cat(scores) if objective.needs_scores else None)
+    lengths = [len(s.mask_L) for s in samples]
+    made = {name: torch.split(column_B, lengths) for name, column_B in prepared.batch_columns.items()}
+    samples = [
+        s.with_columns(**{name: column[place] for name, column in made.items()})
+        for place, s in enumerate(prepared.samples)
+    ]
     reducer = LossReducer(prepared.denominators)
     total = torch.zeros((), dtype=torch.float64)
     for members in micro_batches(len(samples), generator):
-        chosen = [prepared.samples[i] for i in members]
+        chosen = [samples[i] for i in members]
         whole = {
             name: torch.cat([s.columns[name][s.mask_L > 0] for s in chosen]).double()
             for name in chosen[0].columns
