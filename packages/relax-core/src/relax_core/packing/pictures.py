@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 from relax_kernels import upload
-from relax_rollout.pictures import Grid, PlacedPicture, multi_positions
+from relax_rollout.pictures import Grid, Picture, PlacedPicture, multi_positions
 from torch import Tensor
 
 from relax_core.packing.layout import PackedLayout
@@ -57,9 +57,8 @@ class RowPictures:
                 first += one.picture.tokens
             members.append(member_L)
             positions.append(torch.from_numpy(multi_positions(length, of_sample)))
-        patches = torch.cat([torch.from_numpy(one.picture.patches()) for one in placed])
         return cls(
-            upload(patches, device),
+            torch.cat([patches_on(device, one.picture) for one in placed]),
             tuple(one.picture.grid for one in placed),
             layout.pack(members, dtype=torch.int64, fill=-1),
             torch.stack([layout.pack([p[row] for p in positions], dtype=torch.int64) for row in range(3)]),
@@ -93,3 +92,18 @@ class RowPictures:
             return upload(positions, device), upload(member_T[positions], device)
 
         return layout.table(("pictures", ahead, piece, device), build)
+
+
+def patches_on(device: torch.device, picture: Picture) -> Tensor:
+    """`picture.patches()` [P, F] on a device, bit for bit; a byte travels for each pixel, and the device looks
+    its value up."""
+    numbers = upload(torch.from_numpy(picture.codes), device)
+    if picture.values_CV.shape[1]:
+        values_CV = upload(torch.from_numpy(picture.values_CV), device)
+        channels = zip(values_CV, numbers.unbind(1), strict=True)
+        found = [values_V.index_select(0, codes.flatten().int()).view_as(codes) for values_V, codes in channels]
+        numbers = torch.stack(found, dim=1)
+    count, channel, frames, pixels = numbers.shape
+    if frames < picture.frames:
+        numbers = numbers.expand(count, channel, picture.frames, pixels)
+    return numbers.reshape(count, -1)
