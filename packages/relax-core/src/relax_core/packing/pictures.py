@@ -95,14 +95,18 @@ class RowPictures:
 
 
 def patches_on(device: torch.device, picture: Picture) -> Tensor:
-    """`picture.patches()` [P, F] on a device, bit for bit; a byte travels for each pixel, and the device looks
-    its value up."""
+    """`picture.patches()` [P, F] on a device, bit for bit.
+
+    A byte travels for each pixel, and the device looks its value up.
+    """
     numbers = upload(torch.from_numpy(picture.codes), device)
     if picture.values_CV.shape[1]:
         values_CV = upload(torch.from_numpy(picture.values_CV), device)
-        channels = zip(values_CV, numbers.unbind(1), strict=True)
-        found = [values_V.index_select(0, codes.flatten().int()).view_as(codes) for values_V, codes in channels]
-        numbers = torch.stack(found, dim=1)
+        channels = [
+            values_V.index_select(0, codes.flatten().int()).view_as(codes)
+            for values_V, codes in zip(values_CV, numbers.unbind(1), strict=True)
+        ]
+        numbers = torch.stack(channels, dim=1)
     count, channel, frames, pixels = numbers.shape
     if frames < picture.frames:
         numbers = numbers.expand(count, channel, picture.frames, pixels)
