@@ -37,7 +37,7 @@ def test_two_ranks_and_two_engines_train_the_same_model(small_run, finish, killi
     traced = {"run": {**TWO["run"], "trace": True}}
     two = finish(small_run(**traced, cluster={**RAY, "trainer_ranks": 2, "engines": 2}), "ray")
     close(one, two)
-    timeline_has_every_rank_and_the_reward_s_workers(tmp_path / "ray" / "trace.json")
+    timeline_has_every_process(tmp_path / "ray" / "trace.json")
 
 
 def test_two_ranks_that_hang_within_a_collective_start_anew(small_run, finish, killing, caplog):
@@ -61,7 +61,7 @@ def close(one, two):
         torch.testing.assert_close(two[1][name], tensor, rtol=0, atol=1e-3, msg=name)
 
 
-def timeline_has_every_rank_and_the_reward_s_workers(file):
+def timeline_has_every_process(file):
     events = json.loads(file.read_text())
     spans = [event for event in events if event["ph"] == "X"]
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
@@ -76,6 +76,16 @@ def timeline_has_every_rank_and_the_reward_s_workers(file):
         for phase, step in zip(phases, by_process[rank], strict=True):
             # Processes of one machine share a clock, which is found out.
             assert phase["ts"] <= step["ts"] <= step["ts"] + step["dur"] <= phase["ts"] + phase["dur"]
+    sampling = [e for e in spans if e["pid"] == 1 and e["name"] in ("rollout", "eval")]
+    for engine in ("engine 0", "engine 1"):
+        (pid,) = (pid for pid, name in names.items() if name == engine)
+        own = [e for e in spans if e["pid"] == pid]
+        # Engine 1 was killed, and its spans of that step with it.
+        assert {"generate", "begin", "load", "end", "release", "reclaim"} <= {e["name"] for e in own}
+        for sampled in (e for e in own if e["name"] == "generate"):
+            assert sampled["args"]["tokens"] >= sampled["args"]["requests"] > 0
+            middle = sampled["ts"] + sampled["dur"] / 2
+            assert any(phase["ts"] <= middle <= phase["ts"] + phase["dur"] for phase in sampling)
     workers = [spans for name, spans in by_process.items() if name.startswith("reward worker ")]
     # A call that is late on a slow machine has no times.
     scored = sum(e["args"]["completions"] for e in spans if e["name"] == "score")

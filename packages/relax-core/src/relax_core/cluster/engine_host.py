@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from relax_core.cluster.process import host_name, prepare_process, process_ready
 from relax_core.cluster.shared_tensors import Packed, unpack
 from relax_core.config.root import RelaxConfig
 from relax_core.loop.rollout import engine_options
+from relax_core.run.trace import ProcessSpans, SpanLog, keeping_spans, span
 
 
 class EngineHost:
@@ -26,7 +28,10 @@ class EngineHost:
         device: where it samples, such as "cuda:0".
         threads: of torch on a CPU.
         visible: numbers of the devices that it samples on, where they are not those that Ray gave it.
+        number: of this engine.
     """
+
+    _log: SpanLog
 
     def __init__(
         self,
@@ -35,6 +40,7 @@ class EngineHost:
         device: str,
         threads: int,
         visible: Sequence[str] | None = None,
+        number: int = 0,
     ) -> None:
         if visible is not None:
             show_devices(device.partition(":")[0], visible)
@@ -45,7 +51,14 @@ class EngineHost:
         self._packed: PackedLoading = (
             engine if isinstance(engine, PackedLoading) else Unpacker(engine, torch.device(device))
         )
+        self._stack = ExitStack()
+        if config.run.trace:
+            self._log = self._stack.enter_context(keeping_spans(f"engine {number}"))
         process_ready()
+
+    async def spans(self) -> ProcessSpans:
+        """What this engine did since it was asked last; the run has a timeline."""
+        return self._log.take()
 
     async def pid(self) -> int:
         """This process's id; answers once the engine is ready."""
@@ -53,15 +66,20 @@ class EngineHost:
 
     async def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """See `RolloutEngine.generate`."""
-        return await self._engine.generate(requests)
+        with span("generate", "sampling", requests=len(requests)) as shown:
+            completions = await self._engine.generate(requests)
+            shown["tokens"] = sum(len(completion.token_ids) for completion in completions)
+        return completions
 
     async def begin_update(self, version: int, kept: Collection[str] = ()) -> Mapping[str, str]:
         """See `RolloutEngine.begin_update`."""
-        return await self._engine.begin_update(version, kept)
+        with span("begin", "weight update", version=version):
+            return await self._engine.begin_update(version, kept)
 
     async def load(self, bucket: Packed) -> None:
         """See `RolloutEngine.load`."""
-        await self._engine.load(unpack(bucket))
+        with span("load", "weight update"):
+            await self._engine.load(unpack(bucket))
 
     async def host(self) -> str:
         """The host that this process is on."""
@@ -81,11 +99,13 @@ class EngineHost:
 
     async def load_packed(self, parts: Sequence[Bucket]) -> None:
         """See `PackedLoading.load_packed`."""
-        await self._packed.load_packed(parts)
+        with span("load", "weight update"):
+            await self._packed.load_packed(parts)
 
     async def end_update(self) -> Mapping[str, str]:
         """See `RolloutEngine.end_update`."""
-        return await self._engine.end_update()
+        with span("end", "weight update"):
+            return await self._engine.end_update()
 
     async def pause(self, mode: PauseMode) -> None:
         """See `RolloutEngine.pause`."""
@@ -101,11 +121,13 @@ class EngineHost:
 
     async def release_memory(self) -> None:
         """See `RolloutEngine.release_memory`."""
-        await self._engine.release_memory()
+        with span("release", "memory"):
+            await self._engine.release_memory()
 
     async def reclaim_memory(self) -> None:
         """See `RolloutEngine.reclaim_memory`."""
-        await self._engine.reclaim_memory()
+        with span("reclaim", "memory"):
+            await self._engine.reclaim_memory()
 
     async def health(self) -> Health:
         """See `RolloutEngine.health`."""

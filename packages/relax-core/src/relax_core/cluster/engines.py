@@ -27,6 +27,7 @@ from relax_core.cluster.errors import ClusterError, EnginesLostError, WeightsGon
 from relax_core.cluster.gate import Gate
 from relax_core.cluster.members import Member, Members, Start, answer_of
 from relax_core.cluster.shared_tensors import pack
+from relax_core.run.trace import ProcessSpans
 
 _log = logging.getLogger(__name__)
 
@@ -100,6 +101,10 @@ class EngineGroup:
     async def pids(self) -> list[int]:
         """Process ids of the engines that are alive."""
         return [pid for _, pid in await self._members.each("pid")]
+
+    async def spans(self) -> list[ProcessSpans]:
+        """What each live engine did since it was asked last; the run has a timeline."""
+        return [spans for _, spans in await self._members.each("spans")]
 
     async def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """See `RolloutEngine.generate`; waits while the memory is released."""

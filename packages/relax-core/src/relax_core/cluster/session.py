@@ -86,7 +86,8 @@ def _open_rollout(
         runner.run(engines.open())
         training = partial(_training, config.cluster, engines, runner, shared)
         try:
-            yield Rollout(engines, rewards, runner, environment, training, engines.exposed)
+            spans = lambda: runner.run(engines.spans())  # noqa: E731
+            yield Rollout(engines, rewards, runner, environment, training, engines.exposed, spans)
         finally:
             runner.run(engines.close())
 
@@ -121,7 +122,7 @@ def _start_engine(
     place = device if device == "cpu" else f"{device}:0"
     options = seats.engine(number) | {"max_concurrency": 1000}
     visible = policy.devices_of_engine(number)
-    return ray.remote(EngineHost).options(**options).remote(config, model, place, threads, visible)
+    return ray.remote(EngineHost).options(**options).remote(config, model, place, threads, visible, number)
 
 
 def _at_once(config: RelaxConfig) -> int:

@@ -155,6 +155,7 @@ class RlLoop:
             began = time.perf_counter()
             self._serve(step)
             self._recorder.update_exposed = self._rollout.exposed(time.perf_counter() - began)
+        self._recorder.gather(self._rollout.spans)
         counts: dict[str, float] = {"groups_dropped": batch.dropped, "rollout_tokens": batch.tokens}
         if self._ahead or self._config.rollout.early_abort == "continue":
             counts |= staleness_metrics(batch.groups, step)
@@ -173,6 +174,7 @@ class RlLoop:
                 continue
             with self._recorder.phase("eval"):
                 groups = self._run(self._evaluated(prompts, (step, _EVAL_ROUND + number)))
+            self._recorder.gather(self._rollout.spans)
             found = evaluation_metrics(groups, self._config.eval.pass_at)
             prefix = f"eval_{name}_" if name else "eval_"
             metrics |= {f"{prefix}{key}": value for key, value in found.items()}

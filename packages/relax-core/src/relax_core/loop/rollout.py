@@ -15,6 +15,7 @@ from relax_core.config.root import RelaxConfig
 from relax_core.loop.environments.protocol import EnvironmentFactory, load_environment
 from relax_core.loop.environments.tools import Tools
 from relax_core.loop.update_path import TRANSPORTS, update_folder
+from relax_core.run.trace import ProcessSpans
 
 T = TypeVar("T")
 
@@ -47,6 +48,7 @@ class Rollout:
         training: entered while the policy trains; takes the engine's memory meanwhile where both share
             devices.
         exposed: of the seconds that the last weight update took, those in which nothing was sampled either.
+        spans: what engines in other processes did since they were asked last, in a run with a timeline.
     """
 
     engine: RolloutEngine
@@ -55,6 +57,7 @@ class Rollout:
     environment: EnvironmentFactory | None = None
     training: Callable[[], AbstractContextManager[None]] = field(default=nullcontext)
     exposed: Callable[[float], float] = field(default=lambda seconds: seconds)
+    spans: Callable[[], Sequence[ProcessSpans]] = tuple
 
 
 @contextmanager
