@@ -280,6 +280,42 @@ def test_a_run_of_one_step_without_samples_is_drawn(make_run, open_page):
     assert page.get_by_text("No completions were recorded.").is_visible()
 
 
+def test_a_run_of_an_older_version_beside_a_longer_new_one_is_drawn(make_run, open_page):
+    """No times, alerts or config; samples without what newer ones have; metrics of a name unknown by now."""
+    old, new = make_run("old"), make_run("new", steps=60)
+    for name in ("config.yaml", "summary.json"):
+        (old / name).unlink()
+    lines = [json.dumps({"step": step, "reward": 0.5, "gone": step}) for step in range(1, 6)]
+    (old / "metrics.jsonl").write_text("\n".join(lines) + '\n{"step": 6, "rew')
+    (old / "samples.jsonl").write_text('{"step": 1, "completion": "so"}\n{"step": 2, "prompt": "and?"}\n{}\n')
+    (old / "alerts.jsonl").write_text('{"step": 3, "name": "of old"}\n')
+    page = open_page(draw([old, new]))
+    assert sorted(map(len, points(page, "reward"))) == [5, 60]
+    (gone,) = points(page, "other")
+    assert len(gone) == 5
+    assert page.locator("#samples").get_by_text("so", exact=True).is_visible()
+    assert page.get_by_text("of old").is_visible()
+    assert page.get_by_text("undefined").count() == 0
+
+
+def test_values_of_other_kinds_than_they_should_be_do_not_stop_the_page(make_run, open_page):
+    folder = make_run("odd")
+    odd = [
+        {"step": 1, "reward": 0.25, "time": 5, "loss": "high"},
+        {"step": 2, "reward": None, "time": None, "loss": {"a": 1}},
+        {"step": 3, "reward": 0.75, "time": {"phases": {"train": "long"}, "total": None}, "loss": [1]},
+        {"step": 3, "reward": 0.5, "time": {"total": 2.0}},
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in odd))
+    strange = {"step": "x", "prompt": {"role": "user"}, "completion": 7, "reward": "NaN", "advantage": []}
+    (folder / "samples.jsonl").write_text(json.dumps(strange) + "\n")
+    (folder / "alerts.jsonl").write_text('{"step": null, "name": 3, "message": [], "advice": {}}\n')
+    (folder / "summary.json").write_text('{"steps": "many", "wall_s": null, "eval_before": []}')
+    page = open_page(draw([folder]))
+    (reward,) = points(page, "reward")
+    assert len(reward) == 3, "null is a gap"
+
+
 def test_a_narrow_window_has_no_sideways_scrolling(make_run, open_page):
     page = open_page(draw([make_run("first")]))
     page.set_viewport_size({"width": 390, "height": 800})

@@ -90,6 +90,7 @@ def test_the_command_writes_into_the_first_run_or_where_it_is_told(make_run, tmp
         (["{run}", "{run}"], "given twice"),
         (["{run}", "--output", "{run}/no/such/report.html"], "cannot write"),
         (["{run}", "--output", "/dev/full/x"], "a file is in the way"),
+        (["{run}", "--output", "/sys/x.html"], "Permission denied; name a file elsewhere with --output"),
     ],
 )
 def test_refusals_are_one_line_and_code_2(make_run, tmp_path, capsys, arguments, words):

@@ -1,6 +1,7 @@
 """`relax-report`: draws report.html from one or more run directories."""
 
 import argparse
+import errno
 import logging
 import sys
 from collections.abc import Sequence
@@ -61,7 +62,16 @@ def draw(run_dirs: Sequence[Path], output: Path | None = None) -> Path:
     runs = [read_run(path, label=label) for path, label in zip(run_dirs, labels, strict=True)]
     target = output or run_dirs[0] / "report.html"
     # A lone half of a surrogate pair, which JSON may hold and UTF-8 may not, is shown by its number.
-    write_atomic(target, render(runs).encode(errors="backslashreplace"))
+    page = render(runs).encode(errors="backslashreplace")
+    try:
+        write_atomic(target, page)
+    except RunDirectoryError as error:
+        cause = error.__cause__
+        if isinstance(cause, OSError) and cause.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise ReportError(
+                f"cannot write {target}: {cause.strerror}; name a file elsewhere with --output"
+            ) from error
+        raise
     return target
 
 

@@ -108,6 +108,7 @@ function phaseChart(run, phases, many) {
     return { step: record.step, seconds: { ...record.time.phases, other } };
   });
   const names = [...new Set(known), "other"].filter((name) => rows.some((row) => row.seconds[name] > 0));
+  if (!names.length) return null;
   const totals = Object.fromEntries(
     names.map((name) => [name, rows.reduce((sum, row) => sum + (toNumber(row.seconds[name]) || 0), 0)]),
   );
