@@ -4,13 +4,13 @@ import json
 import math
 
 import pytest
+from relax_core.device.readback import Readback
 from relax_core.loop import run
 from relax_core.loop.sft import SftLoop
 from relax_core.run import Recorder, RunDirectory
 from relax_core.testing.runs import records, start
 from relax_core.trainer import trainer as trainer_module
 from relax_core.trainer.optimizer import NonFiniteGradientError, Training
-from relax_core.trainer.readback import Readback
 
 
 @pytest.fixture

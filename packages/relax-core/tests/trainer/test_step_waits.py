@@ -4,6 +4,7 @@ import pickle
 
 import pytest
 import torch
+from relax_core.device.readback import Readback
 from relax_core.loop import objectives, preferences, values
 from relax_core.packing.pictures import RowPictures
 from relax_core.testing import Row
@@ -13,7 +14,6 @@ from relax_core.testing.training import make_objective, make_trainer
 from relax_core.trainer import trainer as trainer_module
 from relax_core.trainer.optimizer import clip_factor
 from relax_core.trainer.ranks import metrics_message
-from relax_core.trainer.readback import Readback
 from relax_core.trainer.sample import MicroBatch
 from relax_kernels.ops import experts, logprob
 from relax_kernels.torch_backend import logprob as reference

@@ -1,7 +1,7 @@
 """Tokens travel to the ranks that hold their experts, and back.
 
 Axes: E experts of the whole model, X experts of this rank, P rows of this rank's tokens, R rows that this
-rank's experts receive, D hidden, J ranks of the exchange.
+rank's experts receive, D hidden, J ranks of the exchange, G places: J / G ranks that hold the same experts.
 
 J = expert-parallel ranks x expert-tensor ranks, the latter fastest. Each holds tokens of its own. A row goes
 to every expert-tensor rank of its expert's place, whose results are partial sums that its sender adds up:
@@ -15,6 +15,42 @@ import torch
 import torch.distributed as dist
 from megatron.core.tensor_parallel import all_to_all
 from relax_kernels import Permutation, permute_tokens, sort_by_expert
+
+from relax_core.device.readback import Readback
+
+
+class ExchangeSizes:
+    """The sizes of an exchange on their way to the host: one small all-gather.
+
+    An all-to-all takes its sizes from the host, which has to wait for them; they are exact, where buffers of
+    fixed sizes would drop rows or have room for all rows of all ranks. What is queued between making this and
+    `read` keeps the device busy while the host waits.
+
+    Args:
+        count_E: this rank's rows of each expert, int64.
+        group: the J ranks.
+        copies: expert-tensor ranks.
+    """
+
+    def __init__(self, count_E: torch.Tensor, group: Any, *, copies: int) -> None:
+        self._group, self._copies = group, copies
+        count = count_E.new_empty(group.size() * len(count_E))
+        dist.all_gather_into_tensor(count, count_E, group=group)
+        count_JGX = count.view(group.size(), group.size() // copies, -1)
+        self._count_JX = count_JGX[:, group.rank() // copies]
+        self._arriving = Readback(count_JGX.sum(2))
+
+    def read(self) -> "Exchange":
+        """Waits for the sizes, and for nothing that was queued after them."""
+        group, copies, count_JX = self._group, self._copies, self._count_JX
+        rows_JG = self._arriving.read()[0].tolist()
+        size, local = count_JX.shape
+        sent = [rows_JG[group.rank()][to // copies] for to in range(size)]
+        received = [rows[group.rank() // copies] for rows in rows_JG]
+        expert_X = torch.arange(local, device=count_JX.device).repeat(size)
+        expert_R = expert_X.repeat_interleave(count_JX.flatten(), output_size=sum(received))
+        by_expert = sort_by_expert(expert_R.unsqueeze(1), experts=local)
+        return Exchange(group, copies, sent, received, by_expert)
 
 
 @dataclass(frozen=True)
@@ -34,30 +70,6 @@ class Exchange:
     sent: list[int]
     received: list[int]
     by_expert: Permutation
-
-    @classmethod
-    def plan(cls, count_E: torch.Tensor, group: Any, *, copies: int) -> "Exchange":
-        """Agrees on sizes: one small all-gather, and the one wait for the device that sizes need.
-
-        Args:
-            count_E: this rank's rows of each expert, int64.
-            group: the J ranks.
-            copies: expert-tensor ranks.
-        """
-        size, rank, experts = group.size(), group.rank(), len(count_E)
-        places = size // copies
-        local = experts // places
-        count = count_E.new_empty(size * experts)
-        dist.all_gather_into_tensor(count, count_E, group=group)
-        count = count.view(size, places, local)
-        count_JX = count[:, rank // copies]
-        rows_JP = count.sum(2).tolist()
-        sent = [rows_JP[rank][to // copies] for to in range(size)]
-        received = [rows[rank // copies] for rows in rows_JP]
-        expert_X = torch.arange(local, device=count_E.device).repeat(size)
-        expert_R = expert_X.repeat_interleave(count_JX.flatten(), output_size=sum(received))
-        by_expert = sort_by_expert(expert_R.unsqueeze(1), experts=local)
-        return cls(group, copies, sent, received, by_expert)
 
     @property
     def count_X(self) -> torch.Tensor:

@@ -4,7 +4,7 @@ Axes: T tokens of this rank, K experts of each token, P = T * K rows sorted by e
 model, X experts of this rank, D hidden, F features inside an expert (of this rank's share).
 """
 
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from megatron.core.dist_checkpointing.mapping import ShardedTensor
@@ -13,9 +13,16 @@ from megatron.core.tensor_parallel import get_cuda_rng_tracker, set_tensor_model
 from megatron.core.tensor_parallel.random import get_expert_parallel_rng_tracker_name
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
-from relax_kernels import grouped_matmul, permute_tokens, sort_by_expert, swiglu, unpermute_tokens
+from relax_kernels import (
+    Permutation,
+    grouped_matmul,
+    permute_tokens,
+    sort_by_expert,
+    swiglu,
+    unpermute_tokens,
+)
 
-from relax_core.model.exchange import Exchange
+from relax_core.model.exchange import ExchangeSizes
 from relax_core.model.fits import check_expert_features, check_experts, check_routing
 from relax_core.model.linear import Adapted, lora_of
 from relax_core.model.sharding import split_rows
@@ -64,14 +71,24 @@ class Experts(MegatronModule):  # type: ignore[misc]
         """Number, in the whole model, of this rank's first expert."""
         return int(self.groups.ep.rank()) * len(self.linear_fc1.weight)
 
-    def forward(self, x_TD: torch.Tensor, weight_TK: torch.Tensor, expert_TK: torch.Tensor) -> torch.Tensor:
-        """[T, D] -> [T, D]; weights and experts from `router_topk`."""
+    def start(self, x_TD: torch.Tensor, expert_TK: torch.Tensor) -> "Started":
+        """Sorts the tokens by their experts (from `router_topk`) and asks the other ranks for sizes.
+
+        Between this and `finish` the host should queue what does not depend on it.
+        """
         order = sort_by_expert(expert_TK, experts=self.experts)
-        x_PD = permute_tokens(x_TD, order)
-        if self.groups.tp_ep.size() == 1:
+        sizes = None
+        if self.groups.tp_ep.size() > 1:
+            sizes = ExchangeSizes(order.count_E, self.groups.tp_ep, copies=self.groups.expt_tp.size())
+        return Started(order, permute_tokens(x_TD, order), sizes)
+
+    def finish(self, started: "Started", weight_TK: torch.Tensor) -> torch.Tensor:
+        """The experts' results [T, D], with the weights of `router_topk`."""
+        order, x_PD, sizes = started
+        if sizes is None:
             y_PD = self._feed_forward(x_PD, order.count_E)
         else:
-            exchange = Exchange.plan(order.count_E, self.groups.tp_ep, copies=self.groups.expt_tp.size())
+            exchange = sizes.read()
             y_PD = exchange.combine(self._feed_forward(exchange.dispatch(x_PD), exchange.count_X))
         return unpermute_tokens(y_PD, order, weight_TK)
 
@@ -114,6 +131,14 @@ class Experts(MegatronModule):  # type: ignore[misc]
         parts = {"gate": self.ffn_size, "up": self.ffn_size}
         split_rows(state, f"{prefix}linear_fc1.weight", parts, axis=1)
         return state
+
+
+class Started(NamedTuple):
+    """Tokens on their way to their experts: their order, the rows [P, D], and the sizes where ranks share."""
+
+    order: Permutation
+    x_PD: torch.Tensor
+    sizes: ExchangeSizes | None
 
 
 class _Weight(torch.nn.Module, Adapted):

@@ -47,8 +47,10 @@ class MixtureOfExperts(MegatronModule):  # type: ignore[misc]
             weight_TK, expert_TK = router_topk(logits_TE, top_k=self.config.moe_router_topk)
             if routing is not None:
                 weight_TK = routing.record(place, logits_TE, expert_TK, weight_TK)
-            routed_TD = self.experts(x_TD, weight_TK, expert_TK)
+            started = self.experts.start(x_TD, expert_TK)
+            # The device works on this while the host waits for the sizes of the exchange.
             shared_T1D, _bias = self.shared_experts(hidden_T1D)
+            routed_TD = self.experts.finish(started, weight_TK)
             return cast(torch.Tensor, shared_T1D + routed_TD.unsqueeze(1))
 
         return run(self, "mlp", feed_forward, hidden_T1D), None

@@ -207,6 +207,8 @@ ROWS: tuple[Row, ...] = (
     Row("pp2-cp2-mtp1-tied", 4, {**_PP, **_CP}, mtp=1, **_TIED_JOINED),
     Row("dp2-cp2-mtp1", 4, _CP, trainer=_OVERLAP_BOTH, mtp=1),
     Row("tp2-sp-pp2-mtp1-tied", 4, {**_SP, **_PP}, mtp=1, **_TIED_JOINED),
+    # The last stage's copy of the embedding is gathered for the draft layers alone.
+    Row("pp2-dp2-overlap-both-mtp1", 4, _PP, trainer=_OVERLAP_BOTH, mtp=1),
     Row("tp2-dp2-overlap", 4, _TP, trainer=_OVERLAP_BOTH, mtp=1),
     Row("pp2-dp2-mtp1-tied", 4, _PP, trainer=_OVERLAP, mtp=1, **_TIED_JOINED),
 )

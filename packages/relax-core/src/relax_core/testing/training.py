@@ -17,6 +17,7 @@ from relax_core.loop.objectives import PolicyObjective, SftObjective
 from relax_core.loop.preferences import PreferenceObjective
 from relax_core.loop.values import ValueObjective
 from relax_core.model import MtpConfig, Qwen35Config
+from relax_core.model.arriving import all_arrived
 from relax_core.model.build import build_chunks, freeze_tower
 from relax_core.model.critic import copy_trunk
 from relax_core.model.lora_config import LoraConfig
@@ -65,6 +66,8 @@ def measure(
     objective = make_objective(row)
     metrics = [trainer.step(samples, objective).values for samples in steps]
     scores = trainer.score(steps[0], temperature=0.8)
+    for chunk in trainer.chunks:
+        all_arrived(chunk)
     weights = gather(trainer, placement, _weight)
     if dist.get_rank() != 0:
         return None

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from relax_core.algorithms import Sequences
 from relax_core.device import ParallelConfig
+from relax_core.device.readback import Readback
 from relax_core.loss import LossReducer
 from relax_core.model import LoadBalance, MtpConfig, Qwen35Model
 from relax_core.model.cost import sample_cost
@@ -28,7 +29,6 @@ from relax_core.trainer.objective import Terms, TrainingObjective
 from relax_core.trainer.optimizer import NonFiniteGradientError, Training, make_trainable
 from relax_core.trainer.places import BatchPlaces
 from relax_core.trainer.ranks import Ranks, Totals
-from relax_core.trainer.readback import Readback
 from relax_core.trainer.sample import MicroBatch, Sample
 from relax_core.trainer.step_metrics import StepMetrics
 

@@ -9,8 +9,10 @@ import os
 import signal
 import sys
 import traceback
+from contextlib import AbstractContextManager
 from itertools import count
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -135,6 +137,32 @@ def measure(layout: str, case: str) -> dict:
     return {"out": out_T1D.detach().squeeze(1), "dx": x_TD.grad, "gradients": gradients}
 
 
+def order_of(layout: str) -> list[str]:
+    """What a forward pass does, in its order: sends sizes, queues the shared expert, reads the sizes."""
+    from relax_core.device.readback import Readback
+    from relax_core.model.shared_expert import SharedExpert
+
+    block, _groups = make_block(layout, 2)
+    done: list[str] = []
+
+    def noted(name: str, owner: type, method: str) -> AbstractContextManager:
+        original = getattr(owner, method)
+
+        def call(*args, **options):
+            done.append(name)
+            return original(*args, **options)
+
+        return patch.object(owner, method, call)
+
+    with (
+        noted("sizes sent", Readback, "__init__"),
+        noted("shared expert", SharedExpert, "forward"),
+        noted("sizes read", Readback, "read"),
+    ):
+        block(torch.zeros(TOKENS // WORLD, 1, HIDDEN, dtype=torch.float64))
+    return done
+
+
 def write(layout: str, folder: Path) -> None:
     """A checkpoint of the block in this layout."""
     from megatron.core import dist_checkpointing
@@ -228,6 +256,7 @@ def run(rank: int, folder: Path) -> None:
         start(layout)
         for case in CASES:
             results[layout, case] = [measure(layout, case) for _ in range(2)]
+        results[layout, "order"] = order_of(layout)
         for other in (*written[-1:], *written[-4:-3], *written[:1]):
             results["read", other, layout] = read(layout, folder / other)
         write(layout, folder)

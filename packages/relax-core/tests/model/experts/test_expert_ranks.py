@@ -95,6 +95,14 @@ def test_a_second_run_gives_the_same_bits(measured, layout):
                 assert torch.equal(gradient, second["gradients"][name][0]), name
 
 
+@pytest.mark.parametrize("layout", PLAN["LAYOUTS"])
+def test_the_shared_expert_is_queued_before_the_host_waits_for_sizes(measured, layout):
+    whole = layout in ("data 4", "tensor 2, expert tensor 1")
+    for rank in measured:
+        wanted = ["shared expert"] if whole else ["sizes sent", "shared expert", "sizes read"]
+        assert rank[layout, "order"] == wanted
+
+
 def test_a_checkpoint_of_one_layout_reads_in_others(measured):
     read = {key[1:] for key in measured[0] if key[0] == "read"}
     assert len(read) > 15
