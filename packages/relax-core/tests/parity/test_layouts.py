@@ -5,8 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 from relax_core.algorithms import algorithm_names, get_algorithm
+from relax_core.packing import plan_micro_batches
 from relax_core.testing import differences
 from relax_core.testing.table import ROWS
+from relax_core.testing.task import step_samples
+from relax_core.trainer.sample import MicroBatch
 
 # float32 sums in another order: a few hundred roundings of 6e-8 in a gradient, and what three optimizer steps
 # make of them. Real faults are orders of magnitude larger, because no weight or sample is small.
@@ -46,6 +49,24 @@ def test_the_comparison_sees_a_gradient_that_is_off(reference):
     gradients[1][name] = gradients[1][name] * 1.01
     (line,) = differences(replace(wanted, gradients=gradients), wanted, rel=REL, floor=FLOOR)
     assert line.startswith(f"step 2: gradient of {name} is off by")
+
+
+def test_the_samples_leave_ranks_and_pieces_without_a_target():
+    counted = [[(len(s.tokens_L), int(s.mask_L.sum())) for s in samples] for samples in step_samples(ROWS[0])]
+    assert any(length == 1 for step in counted for length, _ in step)
+    assert all(any(not targets for _, targets in step) for step in (counted[0], counted[2]))
+    # The second step has one sample: a data-parallel rank has none.
+    assert plan_micro_batches([length for length, _ in counted[1]], 32, ranks=2) == [[[0]], [[]]]
+    found = set()
+    for samples in step_samples(ROWS[0]):
+        (plan,) = plan_micro_batches([len(s.tokens_L) for s in samples], 32)
+        for members in plan:
+            pieces = [
+                MicroBatch.pack(samples, members, torch.device("cpu"), context_size=2, context_rank=rank)
+                for rank in range(2)
+            ]
+            found.add(tuple(len(piece.scored_S) > 0 for piece in pieces))
+    assert {(True, True), (True, False)} <= found or {(True, True), (False, True)} <= found
 
 
 @pytest.mark.parity

@@ -164,6 +164,9 @@ ROWS: tuple[Row, ...] = (
     Row("moe-ep2-cp2-dp2", 4, {**_EP, **_CP}, family="moe", mtp=1, balance=0.5),
     Row("moe-tp2-sp-ep2", 4, {**_SP, **_EP}, family="moe", mtp=1, balance=0.5),
     Row("moe-tp2-sp-ep2-etp1-dp2", 4, {**_SP, **_EP, "expert_tensor": 1}, family="moe", mtp=1, balance=0.5),
+    Row("moe-tp2-sp-cp2-ep2-etp1", 4, {**_SP, **_CP, **_EP, "expert_tensor": 1}, family="moe", balance=0.5),
+    Row("moe-tp2-sp-pp2-ep2-etp1", 4, {**_SP, **_PP, **_EP, "expert_tensor": 1}, family="moe", balance=0.5),
+    Row("moe-pp2-cp2-ep2-mtp1", 4, {**_PP, **_CP, **_EP}, family="moe", mtp=1, balance=0.5),
     Row("moe-pp2-ep2-mtp1-tied", 4, {**_PP, **_EP}, family="moe", mtp=1, balance=0.5, **_TIED_JOINED),
     # Algorithms: any split of a batch, and completions that lie on two ranks.
     *(Row(f"micro-batches-{name}", 1, trainer=_SMALL, objective=name, quick=True) for name in ALGORITHMS),
@@ -195,6 +198,9 @@ ROWS: tuple[Row, ...] = (
     Row("tp2-selective-lora", 2, _TP, trainer=_SELECTIVE, lora=_LORA),
     Row("moe-ep2-lora", 2, _EP, family="moe", lora=_LORA_EXPERTS, balance=0.5),
     Row("moe-tp2-sp-ep2-etp1-lora", 2, {**_SP, **_EP, "expert_tensor": 1}, family="moe", lora=_LORA_EXPERTS),
+    # Draft layers alone, whose trunk runs without gradients and whose tokens lie on several ranks.
+    Row("cp2-state-mtp2-only", 2, {**_CP, **_BY_STATE}, mtp=2, draft={"only": True}),
+    Row("moe-cp2-ep2-mtp1-only", 2, {**_CP, **_EP}, family="moe", mtp=1, draft={"only": True}, balance=0.5),
     # Recompute on top.
     Row("tp2-sp-selective-mtp1", 2, _SP, trainer=_SELECTIVE, mtp=1),
     Row("tp2-sp-full-mtp1", 2, _SP, trainer=_FULL, mtp=1),
@@ -210,5 +216,6 @@ ROWS: tuple[Row, ...] = (
     # The last stage's copy of the embedding is gathered for the draft layers alone.
     Row("pp2-dp2-overlap-both-mtp1", 4, _PP, trainer=_OVERLAP_BOTH, mtp=1),
     Row("tp2-dp2-overlap", 4, _TP, trainer=_OVERLAP_BOTH, mtp=1),
+    Row("tp2-sp-pp2-cp2-mtp1", 8, {**_SP, **_PP, **_CP}, mtp=1),
     Row("pp2-dp2-mtp1-tied", 4, _PP, trainer=_OVERLAP, mtp=1, **_TIED_JOINED),
 )

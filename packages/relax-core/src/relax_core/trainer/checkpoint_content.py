@@ -36,7 +36,8 @@ def loadable_content(trainer: Trainer, directory: Path, added: Sequence[str]) ->
     """What to ask of the checkpoint in `directory`; a rank's own generators only in the layout that wrote it.
 
     In another layout all ranks take the host's generators, which are alike on all ranks, and the device's and
-    Megatron's stay as `run.seed` made them: nothing that is trained draws from them.
+    Megatron's stay as `run.seed` made them. Only the dropout of adapters draws from them while training, and
+    no two layouts drop the same.
 
     Args:
         trainer: to be restored.
