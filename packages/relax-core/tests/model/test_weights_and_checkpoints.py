@@ -3,13 +3,15 @@
 import json
 import socket
 import sys
+from math import prod
 
 import pytest
 import torch
 from relax_bridge import model_map
 from relax_core.device import ParallelConfig
-from relax_core.model import Qwen35Config, build_model
+from relax_core.model import Qwen35Config, build_model, named_weights
 from relax_core.packing import PackedLayout
+from relax_core.plan.shapes import published
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -19,6 +21,17 @@ def test_names_and_shapes_are_those_of_the_weight_map(cpu_world, config_of, tied
     model = build_model(Qwen35Config.from_hf(config))
     ours = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     assert ours == model_map(config).megatron_shapes()
+
+
+def test_the_published_model_with_256_experts_is_built_as_it_is_mapped(cpu_world):
+    facts = published()["Qwen3.5-35B-A3B"]
+    sizes = Qwen35Config.from_hf(facts)
+    model = build_model(sizes, dtype=torch.bfloat16, device="meta", random_weights=False)
+    ours = {name: tuple(weight.shape) for name, weight in named_weights(model)}
+    assert ours == model_map(facts).megatron_shapes()
+    assert ours["decoder.layers.0.mlp.router.weight"] == (256, 2048)
+    # 35 billion, and a draft layer's.
+    assert 35e9 < sum(prod(shape) for shape in ours.values()) < 36e9
 
 
 def test_exported_weights_give_the_same_logits_in_transformers(cpu_world, config_of):
@@ -98,6 +111,7 @@ from megatron.core import dist_checkpointing
 from relax_core.device import ParallelConfig
 from relax_core.model import MtpConfig, Qwen35Config, build_model
 from relax_core.packing import PackedLayout
+from relax_core.plan.shapes import published
 
 def measure(config, directory, parallel):
     joined = MtpConfig(detach_trunk=False, detach_embedding=False)
