@@ -1,9 +1,11 @@
 """Writes docs/algorithms.md from the registry of relax-core's algorithms."""
 
 import argparse
+from collections.abc import Iterable
 from pathlib import Path
 
 from relax_core.algorithms import Algorithm, algorithm_names, get_algorithm
+from relax_core.algorithms.algorithm import POLICY_SETTINGS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "algorithms.md"
 HEAD = """# Algorithms
@@ -13,9 +15,10 @@ Written by `nox -s docs` from what the algorithms declare (`relax_core.algorithm
 [adding-an-algorithm.md](adding-an-algorithm.md).
 
 Every objective is the same number, with the same gradients, however a batch is packed, split into
-micro-batches and spread over ranks; `nox -s parity` has rows of each. What couples tokens of a completion is
-summed over the ranks that share it, without gradient; what couples completions of a batch is taken from
-log-probs before the step, which costs one more forward pass (*scores*).
+micro-batches and spread over ranks; `nox -s parity` has rows of each, and
+`packages/relax-core/tests/loop/test_formulas.py` compares each with its source, token by token. What couples
+tokens of a completion is summed over the ranks that share it, without gradient; what couples completions of a
+batch is taken from log-probs before the step, which costs one more forward pass (*scores*).
 
 r is pi / pi_old of a token, A its advantage, x the score of its completion, sg(.) has no gradient. Each loss
 is multiplied by the importance weight of trainer over engine (`algorithm.correction`) where the algorithm has
@@ -27,7 +30,7 @@ REST = """
 
 - `rollout.dynamic_sampling` drops groups whose rewards are all equal and samples others (DAPO, equation 11).
 - `reward.overlong_tokens` takes up to `reward.overlong_penalty` from completions near the length limit (DAPO,
-  equation 13).
+  equation 13); with `algorithm.mask_truncated` those that were cut carry no loss (its overlong filtering).
 - `algorithm.kl_loss_coef` or `algorithm.kl_reward_coef` hold the policy near `model.reference_path`; with
   adapters (`lora.rank`) the policy without them is the reference, and no second model is kept.
 - `critic.*` belongs to ppo: the critic is the policy's trunk with a value head, trained beside it on the same
@@ -79,11 +82,26 @@ def page() -> str:
         lines.append(f"| `{a.name}` | {ratio} | {needs(a)} | {reduction} | {clip} | {a.source} |")
     lines += [
         "\n## Their settings\n",
-        "| name | fields of `algorithm` that have an effect |",
-        "| --- | --- |",
+        f"Algorithms that sample read these fields of `algorithm`: {_fields(POLICY_SETTINGS)}.",
+        "What one reads beside them, and which it does not read, is in the table; any other is refused.\n",
+        "| name | reads beside them | does not read |",
+        "| --- | --- | --- |",
     ]
-    lines += [f"| `{a.name}` | {', '.join(f'`{name}`' for name in sorted(a.settings))} |" for a in algorithms]
+    for a in algorithms:
+        read = POLICY_SETTINGS & a.settings
+        less = (
+            _fields(POLICY_SETTINGS - read)
+            if a.loop == "rl"
+            else f"all but {_fields(read)}"
+            if read
+            else "all"
+        )
+        lines.append(f"| `{a.name}` | {_fields(a.settings - POLICY_SETTINGS)} | {less} |")
     return "\n".join(lines) + "\n" + REST
+
+
+def _fields(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in sorted(names)) or "-"
 
 
 def _cell(text: str) -> str:

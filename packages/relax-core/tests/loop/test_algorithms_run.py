@@ -6,7 +6,11 @@ import pytest
 from relax_core.algorithms import algorithm_names, get_algorithm
 
 MORE = {
-    "dapo": {"rollout.dynamic_sampling": "true", "reward.overlong_tokens": "2"},
+    "dapo": {
+        "rollout.dynamic_sampling": "true",
+        "reward.overlong_tokens": "2",
+        "algorithm.mask_truncated": "true",
+    },
     "reinforce_plus_plus": {"algorithm.kl_reward_coef": "0.01", "trainer.optimizer_steps_per_batch": "2"},
     "gspo": {"trainer.optimizer_steps_per_batch": "2"},
     "on_policy_distillation": {"teacher.path": "builtin:quickstart/model"},

@@ -22,6 +22,7 @@ CORRECTION_SETTINGS = frozenset({"correction", "correction_level", "correction_l
 POLICY_SETTINGS = CORRECTION_SETTINGS | {
     "reduction",
     "fixed_length",
+    "mask_truncated",
     "clip_low",
     "clip_high",
     "kl",

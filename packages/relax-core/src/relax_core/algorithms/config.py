@@ -32,6 +32,11 @@ class AlgorithmConfig(Section):
         unit="tokens",
         ge=1,
     )
+    mask_truncated: bool = setting(
+        False,
+        "Completions that were cut carry no loss; their scores still count in their groups (DAPO's overlong "
+        "filtering).",
+    )
     advantage_eps: float = setting(
         1e-6, "Added to the std of a group's scores before dividing by it.", gt=0, allow_inf_nan=False
     )

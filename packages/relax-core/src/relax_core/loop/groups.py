@@ -58,10 +58,14 @@ def _restore(member: Mapping[str, Any]) -> Scored:
     return Scored(Trajectory.restore(member["trajectory"]), member["text"], RewardResult(**member["result"]))
 
 
-def group_samples(groups: Sequence[Group]) -> list[Sample]:
+def group_samples(groups: Sequence[Group], *, mask_truncated: bool = False) -> list[Sample]:
     """The completions as samples, group by group: the tokens that the model drew are the targets.
 
     Their column `rollout_logprob` holds the engine's log-probs.
+
+    Args:
+        groups: of a step.
+        mask_truncated: leaves completions that did not end by themselves without a target.
     """
     samples = []
     for number, group in enumerate(groups):
@@ -70,7 +74,8 @@ def group_samples(groups: Sequence[Group]) -> list[Sample]:
         for member in group.members:
             trajectory = member.trajectory
             mask_L = torch.zeros(len(prompt_ids) + len(trajectory.token_ids))
-            mask_L[len(prompt_ids) :] = torch.tensor(trajectory.drawn, dtype=torch.float32)
+            if not (mask_truncated and trajectory.truncated):
+                mask_L[len(prompt_ids) :] = torch.tensor(trajectory.drawn, dtype=torch.float32)
             logprob_L = torch.zeros_like(mask_L)
             logprob_L[len(prompt_ids) :] = torch.tensor(trajectory.logprobs)
             tokens_L = torch.tensor((*prompt_ids, *trajectory.token_ids))
@@ -90,7 +95,7 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "reward_std": fmean(pstdev(group.scores) for group in groups),
         "response_length_mean": fmean(lengths),
         "response_length_max": max(lengths),
-        "truncated_fraction": fmean(trajectory.finish_reason != "stop" for trajectory in trajectories),
+        "truncated_fraction": fmean(trajectory.truncated for trajectory in trajectories),
         "reward_failures": sum(member.result.error is not None for member in members),
     }
     if judged:

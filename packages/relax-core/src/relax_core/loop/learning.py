@@ -48,7 +48,7 @@ class Learner:
     def samples(self, groups: Sequence[Group]) -> list[Sample]:
         """Samples with advantages, and with what the algorithm needs beside the engine's log-probs."""
         config = self._config.algorithm
-        samples = group_samples(groups)
+        samples = group_samples(groups, mask_truncated=config.mask_truncated)
         with self._recorder.phase("logprob"):
             if config.needs_old_logprob(self._config.trainer.optimizer_steps_per_batch):
                 samples = self._scored("old_logprob", samples, "policy")

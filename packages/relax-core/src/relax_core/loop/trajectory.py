@@ -47,6 +47,11 @@ class Trajectory:
         return asdict(self)
 
     @property
+    def truncated(self) -> bool:
+        """Whether the model was cut before it ended by itself."""
+        return self.finish_reason != "stop"
+
+    @property
     def drawn_versions(self) -> list[int]:
         """Versions of the model's tokens."""
         return [v for v, drawn in zip(self.versions, self.drawn, strict=True) if drawn]

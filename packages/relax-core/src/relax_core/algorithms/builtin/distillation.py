@@ -34,6 +34,6 @@ DISTILLATION = replace(
     advantage=teacher_advantage,
     min_group_size=1,
     default_reduction="token_mean",
-    settings=GRPO.settings - {"advantage_eps", "kl_reward_coef"},
+    settings=GRPO.settings - {"advantage_eps", "kl_reward_coef", "mask_truncated"},
     needs_teacher=True,
 )
