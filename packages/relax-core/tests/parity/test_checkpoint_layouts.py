@@ -1,5 +1,7 @@
 """Training that stops in one layout goes on in the same one exactly, and in any other to rounding."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from relax_core.testing import Row, differences
@@ -75,6 +77,19 @@ def test_training_goes_on_in_another_layout(pools, tmp_path, before, after):
     moved = pools(after.ranks).run(after, "resume", folder=str(tmp_path))
     assert moved.drawn == through.drawn
     lines = differences(moved, through, rel=REL, floor=FLOOR)
+    assert not lines, "\n".join(lines)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize(("before", "after"), [("one", "tp2-sp"), ("tp2-sp", "pp2"), ("pp2", "dp2")])
+def test_a_draft_layer_is_added_in_any_layout(pools, tmp_path, before, after):
+    before, *rest = (LAYOUTS[name] for name in (before, "one", after))
+    pools(before.ranks).run(before, "save", folder=str(tmp_path))
+    one, other = (
+        pools(row.ranks).run(replace(row, mtp=2), "resume", folder=str(tmp_path), added=["mtp.layers.1."])
+        for row in rest
+    )
+    lines = differences(other, one, rel=REL, floor=FLOOR)
     assert not lines, "\n".join(lines)
 
 

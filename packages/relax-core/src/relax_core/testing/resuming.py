@@ -1,6 +1,7 @@
 """Jobs that stop training in one layout and go on in another."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,11 +32,18 @@ def save(row: Row, world: World, *, folder: str, asynchronous: bool = False) -> 
     return measured and replace(measured, drawn=drawn)
 
 
-def resume(row: Row, world: World, *, folder: str) -> Measured | None:
-    """The last step, measured, of a training that goes on from the checkpoint in `folder`."""
+def resume(row: Row, world: World, *, folder: str, added: Sequence[str] = ()) -> Measured | None:
+    """The last step, measured, of a training that goes on from the checkpoint in `folder`.
+
+    Args:
+        row: what is trained.
+        world: this rank.
+        folder: of the checkpoint.
+        added: see `load_checkpoint`.
+    """
     trainer, placement = make_trainer(row, world)
     torch.rand(100)
-    load_checkpoint(Path(folder) / f"step_{BEFORE}", trainer)
+    load_checkpoint(Path(folder) / f"step_{BEFORE}", trainer, added=added)
     drawn = _draw()
     measured = measure(row, trainer, placement, step_samples(row)[BEFORE:])
     return measured and replace(measured, drawn=drawn)
