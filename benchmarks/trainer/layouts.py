@@ -1,6 +1,6 @@
 """Two devices that train one model in bfloat16, against one device: loss, every gradient, and speed.
 
-    python benchmarks/trainer/layouts.py                           # two GPUs over NCCL, 150 s at most
+    python benchmarks/trainer/layouts.py                           # two GPUs over NCCL, 250 s at most
     python benchmarks/trainer/layouts.py --parts speed --only cp2 dp2    # no limit of time: --seconds 3600
     python benchmarks/trainer/layouts.py --device cpu --tiny       # two gloo processes
 
@@ -16,6 +16,8 @@ targets). Every token of the model with experts uses all of them: with fewer, ro
 experts, and one bfloat16 device is a quarter of the gradient away from the truth, in which faults would hide.
 
 Part "speed": see `layout_speed.py` beside this file. Part "more": further layouts, compared as in "parity".
+Part "float32": all of these layouts in float32, where no rounding hides a fault: of the truth's norm the
+whole gradient may be off by 1e-4, any tensor and the loss by 1e-3.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from relax_core.testing.training import Measured
 
 FACTORS = {"gradient": 1.5, "tensor": 2.5}
 LOSS = 1e-2
+EXACT = {"gradient": 1e-4, "tensor": 1e-3, "loss": 1e-3}
 _MODEL = {
     "vocab_size": 1024, "hidden_size": 256, "intermediate_size": 512, "head_dim": 64,
     "linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 64,
@@ -86,6 +89,15 @@ def distances(got: Measured, truth: Measured) -> list[dict[str, float]]:
     return found
 
 
+def compare_exact(got: Measured, truth: Measured) -> dict[str, Any]:
+    """The figures of a layout's line, of float32."""
+    mine = distances(got, truth)
+    return {
+        "within": all(step[k] <= bound for step in mine for k, bound in EXACT.items()),
+        "from_one_device": [{k: float(f"{v:.2g}") for k, v in step.items()} for step in mine],
+    }
+
+
 def compare(got: Measured, pair: Pair) -> dict[str, Any]:
     """The figures of a layout's line."""
     truth, rounded = pair
@@ -110,26 +122,31 @@ class Parity:
         self.beside = ThreadPoolExecutor(1)
         self.pairs: dict[str, Future[Pair]] = {}
 
-    def lines(self, rows: Sequence[Row]) -> bool:
-        """Prints one per row; whether all are within the bound."""
+    def lines(self, rows: Sequence[Row], *, exact: bool) -> bool:
+        """Prints one per row, in float32 if `exact`; whether all are within the bound."""
         for alone in (row.reference for row in rows):
             if repr(alone) not in self.pairs:
                 self.pairs[repr(alone)] = self.beside.submit(self._pair, alone)
-        within = [self._line(row) for row in rows]
+        within = [self._line(row, exact=exact) for row in rows]
         return all(within)
 
     def _pair(self, alone: Row) -> Pair:
         return self.one.run(alone), self.one.run(replace(alone, precision="bf16"))
 
-    def _line(self, row: Row) -> bool:
-        line: dict[str, Any] = {"part": "parity", "layout": row.name, "device": self.two.device}
+    def _line(self, row: Row, *, exact: bool) -> bool:
+        line: dict[str, Any] = {
+            "part": "float32" if exact else "parity",
+            "layout": row.name,
+            "device": self.two.device,
+        }
         started = time.perf_counter()
         if time.monotonic() > self.deadline:
             line |= {"within": False, "skipped": "no time was left"}
         else:
             try:
-                got = self.two.run(replace(row, precision="bf16"))
-                line |= compare(got, self.pairs[repr(row.reference)].result())
+                got = self.two.run(row if exact else replace(row, precision="bf16"))
+                pair = self.pairs[repr(row.reference)].result()
+                line |= compare_exact(got, pair[0]) if exact else compare(got, pair)
             except RankError as error:
                 line |= {"within": False, "error": str(error)[-1500:]}
         print(json.dumps({**line, "seconds": round(time.perf_counter() - started, 1)}), flush=True)
@@ -140,10 +157,10 @@ def main() -> int:
     """Prints one JSON line per layout; 1 if one failed or is outside the bound."""
     parser = argparse.ArgumentParser(description="Two devices against one, in bfloat16.")
     parser.add_argument("--device", default="cuda")
-    parts = ("parity", "speed", "more")
+    parts = ("parity", "speed", "more", "float32")
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
     parser.add_argument("--only", nargs="+", help="names of layouts")
-    parser.add_argument("--seconds", type=float, default=150, help="layouts not begun by then are skipped")
+    parser.add_argument("--seconds", type=float, default=250, help="layouts not begun by then are skipped")
     parser.add_argument("--timeout-s", type=float, default=75, help="of one layout")
     parser.add_argument("--tokens", type=int, default=32768, help="speed: of each of the two samples")
     parser.add_argument("--layers", type=int, default=12, help="speed: of the trunk")
@@ -161,8 +178,9 @@ def main() -> int:
             if part == "speed":
                 good &= speed_lines(options, one, two, deadline)
             else:
-                rows = PARITY if part == "parity" else MORE
-                good &= parity.lines([row for row in rows if not options.only or row.name in options.only])
+                rows = {"parity": PARITY, "more": MORE, "float32": PARITY + MORE}[part]
+                chosen = [row for row in rows if not options.only or row.name in options.only]
+                good &= parity.lines(chosen, exact=part == "float32")
     finally:
         parity.beside.shutdown(cancel_futures=True)
         one.close()
