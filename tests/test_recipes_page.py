@@ -1,12 +1,13 @@
-"""The pages of recipes and rules are those of the package."""
+"""The pages of recipes, plan and rules are those of the package."""
 
 from collections.abc import Callable
 from typing import Any
 
 
-def test_the_pages_of_recipes_and_rules_are_current(script: Callable[[str], Any]) -> None:
+def test_the_pages_of_recipes_plan_and_rules_are_current(script: Callable[[str], Any]) -> None:
     pages = script("recipes")
     assert pages.RECIPES.read_text() == pages.recipes_page(), "run `nox -s docs`"
+    assert pages.PLAN.read_text() == pages.plan_page(), "run `nox -s docs`"
     assert pages.RULES.read_text() == pages.rules_page(), "run `nox -s docs`"
 
 

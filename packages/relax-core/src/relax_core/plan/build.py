@@ -78,7 +78,11 @@ def plan(
         devices=uses,
         phases=_phases(config, model, spec, workload, trainer, rollout) if trainer else {},
         problems=tuple(problems),
-        notes=(*_stand_in(config, spec, device), *_notes(config, spec, workload, rollout)),
+        notes=(
+            *_stand_in(config, spec, device),
+            *_notes(config, spec, workload, rollout),
+            *_start(config, recipe, spec, len(uses)),
+        ),
     )
 
 
@@ -176,7 +180,7 @@ def _engine(
         length=workload.prompt_tokens + workload.new_tokens,
         draft_tokens=rollout.draft_tokens,
         # On Ray ranks load when they are first called, which is when the engines are there.
-        taken=trainer.memory[0].static if config.cluster.mode == "inline" and not rollout.urls else 0,
+        taken=trainer.memory[0].static if config.cluster.mode != "ray" and not rollout.urls else 0,
     )
 
 
@@ -241,10 +245,26 @@ def _stand_in(config: RelaxConfig, spec: DeviceSpec, asked: str | None) -> tuple
     )
 
 
+def _start(config: RelaxConfig, recipe: str, device: DeviceSpec, count: int) -> tuple[str, ...]:
+    """How a run on Ray is started, by the hosts that its devices need."""
+    if config.cluster.mode != "ray" or not recipe:
+        return ()
+    command, hosts = f"relax-train --recipe {recipe}", ceil(count / device.per_host)
+    if config.cluster.address is not None:
+        return (f"start: {command}, which joins the Ray at {config.cluster.address}",)
+    if hosts <= 1:
+        return (f"start: {command}, which starts a Ray of its own on this host or joins RAY_ADDRESS",)
+    return (
+        f"start: ray start --head on the first of {hosts} hosts of {device.per_host} devices, ray start "
+        f"--address HEAD:6379 on the others, then ray job submit --working-dir . -- {command}",
+    )
+
+
 def _notes(
     config: RelaxConfig, device: DeviceSpec, workload: Workload, rollout: RolloutTime | None
 ) -> list[str]:
     notes = [f"assumed: {words}" for words in workload.words]
+    notes.append(f"figures of {device.name}: {device.source}")
     if not device.shares.measured:
         notes.append(
             f"assumed: on {device.name} operators reach the shares of its rates that were measured on an H200"

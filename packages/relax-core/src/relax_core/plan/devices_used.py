@@ -56,7 +56,7 @@ def _shared_devices(config: RelaxConfig, engine: EnginePlan | None) -> int:
     if engine is None or config.cluster.placement == "async":
         return 0
     whole = config.cluster.trainer_ranks // engine.devices
-    if config.cluster.mode == "inline":
+    if config.cluster.mode != "ray":
         # The first device is the first rank's; an engine of several takes the next ones too.
         return min(config.cluster.trainer_ranks, engine.devices)
     return min(config.cluster.engines, whole) * engine.devices

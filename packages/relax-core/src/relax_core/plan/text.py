@@ -1,9 +1,11 @@
 """A plan as lines for a terminal, and as plain values for `--json`."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from relax_core.plan.devices import GIB
+from relax_core.plan.fields import VERSION
 from relax_core.plan.result import DeviceUse, Plan
 
 KINDS = (
@@ -106,14 +108,28 @@ def _time_lines(plan: Plan) -> Iterator[str]:
 
 
 def plan_values(plan: Plan) -> dict[str, Any]:
-    """The plan as plain values; bytes, seconds and tokens."""
+    """The plan as plain values; bytes, seconds and tokens. `relax_core.plan.fields` says what each is."""
     trainer, rollout, engine = plan.trainer, plan.rollout, plan.engine
+    spec = plan.device
+    shares = asdict(spec.shares)
+    measured = shares.pop("measured")
     values: dict[str, Any] = {
+        "version": VERSION,
         "recipe": plan.recipe,
         "model": plan.model,
         "parameters": plan.parameters,
         "active_parameters": plan.active,
-        "device": plan.device.name,
+        "device": spec.name,
+        "device_figures": {
+            "memory": int(spec.memory),
+            "flops": spec.flops,
+            "bandwidth": spec.bandwidth,
+            "link": spec.link,
+            "network": spec.network,
+            "shares": shares,
+            "measured": measured,
+            "source": spec.source,
+        },
         "fits": plan.fits and not plan.problems,
         "devices": [
             {
@@ -142,6 +158,7 @@ def plan_values(plan: Plan) -> dict[str, Any]:
     }
     if trainer is not None:
         values["trainer"] = {
+            "layout": asdict(trainer.layout),
             "micro_batches": trainer.batch.micro_batches,
             "longest_row": trainer.batch.longest_row,
             "balance": trainer.batch.balance,
@@ -170,6 +187,8 @@ def plan_values(plan: Plan) -> dict[str, Any]:
             "parts": engine.parts,
             "rows": engine.rows,
             "cached_tokens": engine.cached_tokens,
+            "state_bytes": engine.state_bytes,
+            "token_bytes": engine.token_bytes,
         }
     if rollout is not None:
         talk = rollout.speculation
