@@ -1,4 +1,4 @@
-"""Writes docs/recipes.md, docs/plan.md and docs/rules.md: recipes as planned, what a plan is, rules of settings."""
+"""Writes docs/recipes.md, docs/plan.md and docs/rules.md: recipes, what a plan is, the rules of settings."""
 
 import argparse
 from collections.abc import Callable, Iterable
@@ -40,17 +40,18 @@ another device, `--json` prints plain values.
 
 **Memory.** The trainer is a list of operations with the bytes that each keeps, makes and needs for itself,
 run forth and back in the mind; log-probabilities pass in slices of the vocabulary of at most 2^27 float32
-logits. Weights, gradients and states of full models equal those of built ones to the byte. SGLang's caches
+logits. Weights, gradients and states equal those of full models to the byte, but for padding. SGLang's caches
 are sized by its own rules. An update holds the new version beside the old one until it is whole: what is
-packed, what passes and what is staged is counted. Measured peaks: [benchmarks/plan](../benchmarks/plan/README.md).
+packed, what passes and what is staged is counted. Measured peaks:
+[benchmarks/plan](../benchmarks/plan/README.md).
 
 **Time.** An operation takes the longer of its arithmetic and its reads and writes, at shares of the device's
 rates; what ranks send to one another comes on top, and a pass takes no less than the host needs to launch it.
 
 **Assumed.** Lengths of prompts and completions (no data is read), that 65 % of drafts stand, graphs and
-workspaces of an engine (2 GiB, 1 GiB at rest), time of a decoding step beside reading (2 ms, NPU 5 ms), 8 GB/s
-of weights through a host's memory. Shares of rates are measured on an H200 alone; for H100, A100 and 910C dies
-**the same shares are assumed**, which nobody has measured, and every plan for them says so.
+workspaces of an engine (2 GiB, 1 GiB at rest), time of a decoding step beside reading (2 ms, NPU 5 ms), 8
+GB/s of weights through a host's memory. Shares of rates are measured on an H200 alone; for H100, A100 and
+910C dies **the same shares are assumed**, which nobody has measured, and every plan for them says so.
 
 ## Devices
 
