@@ -155,7 +155,7 @@ class Receiver:
             staged.tensors |= arrived
             staged.buckets[place] = list(arrived)
         arrived = {entry.name: staged.tensors[entry.name] for entry in entries}
-        return tensor_digests({e.name: arrived[e.name] for e in entries if e.digest is not None})
+        return self._digests_here({e.name: arrived[e.name] for e in entries if e.digest is not None})
 
     def _views(self, place: int, entries: Sequence[Entry], buffer: Tensor, stays: bool) -> dict[str, Tensor]:
         """The tensors of a bucket; the same objects as last time if it is that list in that memory."""
@@ -246,8 +246,17 @@ class Receiver:
             for name in changed(pairs):
                 found[name] = tensor_digest(model.regions.read_back(name, held[name]))
             right = {n: t.to(pairs[n][0][0].dtype) for n, t in held.items() if n not in found}
-            found |= tensor_digests(right)
+            found |= self._digests_here(right)
         return found
+
+    def _digests_here(self, tensors: Mapping[str, Tensor]) -> dict[str, str]:
+        """Digests made on the models' device; of tensors in the host's memory one at a time, so that it has
+        room for them."""
+        found = tensor_digests({name: t for name, t in tensors.items() if t.device.type == self.device.type})
+        for name, tensor in tensors.items():
+            if name not in found:
+                found[name] = tensor_digest(tensor.to(self.device))
+        return {name: found[name] for name in tensors}
 
     def discard(self) -> None:
         """Drop the open update."""
