@@ -1,6 +1,8 @@
 """A run with adapters, from the config to what other tools read of it."""
 
 import json
+import subprocess
+import sys
 
 import peft
 import pytest
@@ -9,6 +11,7 @@ from megatron.core import dist_checkpointing
 from relax_bridge import Checkpoint, model_map, write_checkpoint
 from relax_core.config import load_config
 from relax_core.loop import run
+from relax_core.model.lora_config import LINEAR
 from relax_core.run import RunDirectory
 from relax_core.testing.runs import records, start, weights
 from safetensors.torch import load_file
@@ -74,7 +77,25 @@ def test_peft_loads_the_adapter_and_gives_the_merged_models_logits(finished, sma
     torch.testing.assert_close(adapted, merged, rtol=1e-4, atol=1e-5)
 
 
-def test_peft_loads_the_adapters_of_routed_experts(small_run, small_model, moe_config_of, tmp_path):
+# A process that knows nothing of Relax: how far merged weights are from the base, and from the adapter on it.
+FRESH = """
+import json, sys, torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+base, merged, adapter = sys.argv[1:]
+tokens = torch.arange(3, 30)[None]
+with torch.no_grad():
+    wanted = AutoModelForCausalLM.from_pretrained(merged, dtype="float32").eval()(tokens).logits
+    model = AutoModelForCausalLM.from_pretrained(base, dtype="float32").eval()
+    start = model(tokens).logits
+    adapted = PeftModel.from_pretrained(model, adapter).eval()(tokens).logits
+assert not any(name.startswith("relax") for name in sys.modules)
+print(json.dumps([float((wanted - other).abs().max()) for other in (start, adapted)]))
+"""
+
+
+def test_peft_loads_the_adapters_of_every_projection_and_of_routed_experts(small_run, small_model, moe_config_of, tmp_path):
     dense = Checkpoint.open(small_model)
     facts = moe_config_of(
         architectures=["Qwen3_5MoeForCausalLM"],
@@ -96,17 +117,19 @@ def test_peft_loads_the_adapters_of_routed_experts(small_run, small_model, moe_c
     moe = write_checkpoint(tmp_path / "moe", tensors, like=Checkpoint.open(bare, weights=False))
     sections = {
         **LORA,
-        "lora": {"rank": 2, "alpha": 8.0, "targets": ("linear_qkv", "linear_fc1", "experts")},
+        "lora": {"rank": 2, "alpha": 8.0, "targets": (*LINEAR, "experts")},
         "model": {"path": str(moe)},
         "run": {"steps": 2, "device": "cpu", "progress": "none", "threads": 1, "seed": 3, "name": "moe"},
     }
     directory = start(small_run(**sections), tmp_path / "run")
-    base = AutoModelForCausalLM.from_pretrained(moe, dtype="float32")
-    before = logits(base)
-    merged = logits(AutoModelForCausalLM.from_pretrained(directory.hf, dtype="float32"))
-    adapted = logits(peft.PeftModel.from_pretrained(base, directory.hf.with_name("adapter")))
-    assert (merged - before).abs().max() > 1e-2
-    torch.testing.assert_close(adapted, merged, rtol=1e-4, atol=1e-5)
+    paths = (moe, directory.hf, directory.hf.with_name("adapter"))
+    fresh = subprocess.run(
+        [sys.executable, "-c", FRESH, *map(str, paths)], stdout=subprocess.PIPE, check=True, text=True
+    )
+    moved, difference = json.loads(fresh.stdout.splitlines()[-1])
+    assert moved > 0.1
+    # float32, as above: logits of a few units.
+    assert difference < 1e-4
     changed = {
         name.rsplit(".experts.", 1)[1]
         for name, tensor in weights(moe).items()
