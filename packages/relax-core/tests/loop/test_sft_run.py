@@ -75,15 +75,26 @@ def test_continued_pre_training_lowers_the_perplexity_of_held_out_documents(smal
     assert ours == pytest.approx(math.exp(loss / count), rel=1e-5)
 
 
-def test_a_resumed_run_with_batches_ahead_equals_one_that_makes_each_when_it_is_due(small_run, tmp_path):
-    rows = [{"prompt": f"{i} plus {i}", "completion": str(2 * i)} for i in range(10, 23)]
-    data = tmp_path / "sft.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+def test_a_resumed_run_with_workers_and_batches_ahead_equals_one_that_makes_each_when_it_is_due(
+    small_run, tmp_path
+):
+    """In the middle of a mixture, whose second source is drawn twice as often."""
+    data, other = tmp_path / "sft.jsonl", tmp_path / "other.jsonl"
+    for file, first in ((data, 10), (other, 40)):
+        rows = [{"prompt": f"{i} plus {i}", "completion": str(2 * i)} for i in range(first, first + 13)]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    def config(ahead, steps=4):
+    def config(ahead, steps=4, workers=0):
         return small_run(
             algorithm={"name": "sft"},
-            data={"path": str(data), "eval_path": None, "eval_fraction": 0.2, "batches_ahead": ahead},
+            data={
+                "path": str(data),
+                "mixture": {str(other): 2.0},
+                "eval_path": None,
+                "eval_fraction": 0.2,
+                "batches_ahead": ahead,
+                "workers": workers,
+            },
             run={"steps": steps, "name": "half"},
             sft={"samples_per_step": 4},
         )
@@ -92,8 +103,8 @@ def test_a_resumed_run_with_batches_ahead_equals_one_that_makes_each_when_it_is_
     with RunDirectory.create(tmp_path / "half", config(3)) as directory:
         run(config(3, steps=2), directory, resume=False)
     with RunDirectory.resume(tmp_path / "half") as directory:
-        directory.reopen(config(3))
-        assert run(config(3), directory, resume=True) == "finished"
+        directory.reopen(config(3, workers=1))
+        assert run(config(3, workers=1), directory, resume=True) == "finished"
     assert records(directory)[3:] == records(plain)[3:]
     first, second = weights(plain.hf), weights(directory.hf)
     assert all(torch.equal(first[name], second[name]) for name in first)

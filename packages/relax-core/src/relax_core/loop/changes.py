@@ -37,12 +37,23 @@ RESUMABLE = (
     "checkpoint.every",
     "checkpoint.keep",
     "checkpoint.asynchronous",
+    "data.workers",
+    "data.batches_ahead",
     *(f"alerts.{name}" for name in AlertConfig.model_fields),
     *LAYOUT,
 )
 """Settings that may be given when a run is resumed."""
 
-_MOVABLE = ("run.name", "run.dir", "model.path", "model.reference_path", "data.path", "data.eval_path")
+_MOVABLE = (
+    "run.name",
+    "run.dir",
+    "model.path",
+    "model.reference_path",
+    "data.path",
+    "data.eval_path",
+    "data.images_root",
+    "data.image_cache",
+)
 """Places, which change where files are moved; what lies there is compared when it is read."""
 
 
