@@ -15,8 +15,7 @@ LAYOUTS = (
     Row(
         "tp2-sp-full", 2, {"tensor": 2, "sequence": True}, mtp=1, trainer={**_UNCLIPPED, "recompute": "full"}
     ),
-    Row("cp2-state", 2, {"context": 2, "context_delta": "state"}, mtp=1, trainer=_UNCLIPPED),
-    Row("moe-ep2", 2, {"expert": 2}, mtp=1, family="moe", trainer=_UNCLIPPED),
+    Row("moe-cp2-ep2", 2, {"context": 2, "expert": 2}, mtp=1, family="moe", trainer=_UNCLIPPED),
 )
 
 
