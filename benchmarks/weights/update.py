@@ -14,7 +14,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -24,10 +24,12 @@ import torch.multiprocessing as mp
 from models import Trainer, dtype_of, engine_models
 from relax_rollout.digest import tensor_digests
 from relax_rollout.weights.broadcast import BroadcastGroup, BroadcastSender, BroadcastSource
-from relax_rollout.weights.bucket import Bucket, Entry, bucket_bytes, pack, plan
+from relax_rollout.weights.bucket import Bucket, pack, plan
 from relax_rollout.weights.files import BucketFiles, FileSource
 from relax_rollout.weights.ipc import IpcReceiver, IpcSender
+from relax_rollout.weights.packing import Packing
 from relax_rollout.weights.receiver import Receiver
+from torch import Tensor
 
 COPY_BYTES = 2**30
 COPIES = 8
@@ -69,7 +71,8 @@ def engine(place: Place, pipe: Connection) -> None:
     """The engine's process: answers messages until None comes."""
     torch.set_num_threads(1)
     device, opened, group = place.device, IpcReceiver(), None
-    plans: dict[int, list[Entry]] = {}
+    lists: dict[int, Bucket] = {}
+    damaged: list[str] = []
     if device.type == "cuda":
         torch.cuda.set_device(device)
     models = engine_models(place.size, device)
@@ -87,20 +90,21 @@ def engine(place: Place, pipe: Connection) -> None:
         elif call == "begin":
             receiver.begin(*fields)
         elif call == "receive":
-            update, bucket, plan_id, entries, where = fields
-            entries = plans.setdefault(plan_id, tuple(entries or ()))
+            update, number, sent, told = fields
+            bucket = lists[told] = lists[told] if sent is None else sent
             if group is not None:
                 source: Any = BroadcastSource(group)
+            elif bucket.file is not None:
+                source = FileSource(bucket.file)
             else:
-                source = FileSource(where) if place.path == "files" else opened.source(where)
-            # What is not by broadcast may be read again.
-            told = Bucket(entries, bucket_bytes(entries), file=None if group is not None else str(where))
-            receiver.receive(update, bucket, told, source)
+                source = opened.source(bucket.handle or "")
+            received = receiver.receive(update, number, bucket, source)
+            damaged += [e.name for e in bucket.entries if received and received[e.name] != e.digest]
         else:
             start = time.perf_counter()
             result = receiver.commit(*fields)
             sync(device)
-            pipe.send((result, time.perf_counter() - start))
+            pipe.send((result, damaged, time.perf_counter() - start))
 
 
 def copy_bandwidth(
@@ -125,18 +129,19 @@ class Sender:
     ) -> None:
         self.path, self.pipe, self.trainer, self.group = place.path, pipe, trainer, group
         self.device = next(iter(trainer.buffers.values())).device
-        self.ipc = IpcSender(trainer.buffers.values())
+        lent = trainer.buffers.values() if self.device.type != "cpu" else ()
+        self.packing = Packing(self.device, lent=lent, recorded=True)
         self.broadcasts = BroadcastSender(group, self.device) if group is not None else None
         self.files = BucketFiles() if place.path == "files" else None
         self.version = 0
-        self.plans: list[list[Entry]] = []
+        self.lists: list[Bucket] = []
 
     def update(self, limit: int, verify: bool) -> dict[str, float]:
         """One update, timed.
 
         Args:
             limit: bytes of a bucket.
-            verify: digest every tensor at both ends, and compare.
+            verify: digest every tensor at both ends, before it is loaded too, and compare.
         """
         self.version += 1
         name = str(self.version)
@@ -145,48 +150,60 @@ class Sender:
         start = time.perf_counter()
         self.pipe.send(("begin", name, self.version))
         count = 0
-        for bucket in buckets_of(self.trainer, limit):
-            for entries, where in self.send(bucket):
-                self.pipe.send(("receive", name, count, *self.listed(count, entries), where))
-                self.flush(bucket, entries)
-                count += 1
+        wanted: dict[str, str | None] = {}
+        for tensors, bucket in self.buckets(limit, verify):
+            self.pipe.send(("receive", name, count, *self.listed(bucket)))
+            if self.broadcasts is not None:
+                self.broadcasts.send(tensors, bucket.entries)
+            wanted |= {e.name: e.digest for e in bucket.entries}
+            count += 1
         self.pipe.send(("commit", name, count, None if verify else ()))
-        converted = time.perf_counter() - start
-        wanted = tensor_digests(dict(self.trainer.export())) if verify else {}
-        result, load = self.pipe.recv()
+        sent = time.perf_counter() - start
+        result, damaged, load = self.pipe.recv()
         seconds = time.perf_counter() - start
-        wrong = [n for n, digest in wanted.items() if result["digests"].get(n) != digest]
+        wrong = [n for n in result["digests"] if result["digests"][n] != wanted[n]]
         assert not wrong, f"the engine serves other values of {wrong[:8]}"
+        assert len(result["digests"]) == (len(wanted) if verify else 0)
+        assert not damaged
         assert not result["stale"]
         if self.broadcasts is not None:
             self.broadcasts.finish()
-        self.ipc.release()
         if self.files is not None:
             self.files.close()
             self.files = BucketFiles()
-        return {"seconds": seconds, "send_s": converted, "commit_s": load}
+        return {"seconds": seconds, "send_s": sent, "commit_s": load}
 
-    def listed(self, bucket: int, entries: list[Entry]) -> tuple[int, list[Entry] | None]:
-        """A bucket's list by its number, and itself only if the engine has not got it yet."""
-        known = next((n for n, other in enumerate(self.plans) if other == entries), None)
-        if known is not None:
-            return known, None
-        self.plans.append(entries)
-        return len(self.plans) - 1, entries
+    def check(self, limit: int) -> None:
+        """An update after which the engine serves what the weights are when they are converted once more."""
+        self.update(limit, verify=True)
+        wanted = tensor_digests(dict(self.trainer.export()))
+        self.pipe.send(("commit", str(self.version), 0))
+        result, *_ = self.pipe.recv()
+        assert result["digests"] == wanted
 
-    def send(self, bucket: dict[str, torch.Tensor]) -> list[tuple[list[Entry], str]]:
+    def listed(self, bucket: Bucket) -> tuple[Bucket | None, int]:
+        """A bucket and its number; without digests the number alone if the engine has got it already."""
+        if bucket.entries[0].digest is not None:
+            return bucket, -1
+        number = next((n for n, other in enumerate(self.lists) if other == bucket), len(self.lists))
+        if number < len(self.lists):
+            return None, number
+        self.lists.append(bucket)
+        return bucket, number
+
+    def buckets(self, limit: int, verify: bool) -> Iterator[tuple[dict[str, Tensor], Bucket]]:
+        """By IPC as many as there are memories; else one is made while the one before travels."""
         if self.path == "ipc":
-            return self.ipc.buckets(bucket, {})
-        entries, nbytes = plan(bucket, {})
-        if self.files is None:
-            return [(entries, "")]
-        where, buffer = self.files.create(nbytes)
-        pack(bucket, entries, buffer)
-        return [(entries, where)]
-
-    def flush(self, bucket: dict[str, torch.Tensor], entries: list[Entry]) -> None:
-        if self.broadcasts is not None:
-            self.broadcasts.send(bucket, entries)
+            for bucket in self.packing(buckets_of(self.trainer, limit), {}, digests=verify):
+                yield {}, bucket
+            return
+        for tensors in buckets_of(self.trainer, limit):
+            entries, nbytes = plan(tensors, tensor_digests(tensors) if verify else {})
+            where = None
+            if self.files is not None:
+                where, buffer = self.files.create(nbytes)
+                pack(tensors, entries, buffer)
+            yield tensors, Bucket(tuple(entries), nbytes, file=where)
 
     def copy_bandwidth(self) -> float:
         nbytes = COPY_BYTES if self.device.type == "cuda" else 2**26
@@ -199,16 +216,16 @@ class Sender:
             self.pipe.send(("copy", nbytes, where))
         else:
             source = torch.ones(nbytes, dtype=torch.uint8, device=self.device)
-            lent = IpcSender([source])
-            ((_, where),) = lent.buckets({"copy": source}, {})
-            self.pipe.send(("copy", nbytes, where))
+            lent = IpcSender([source] if self.device.type != "cpu" else ())
+            (bucket,) = lent.buckets({"copy": source}, {})
+            self.pipe.send(("copy", nbytes, bucket.handle))
         found: float = self.pipe.recv()
         return found
 
 
-def buckets_of(trainer: Trainer, limit: int) -> Any:
+def buckets_of(trainer: Trainer, limit: int) -> Iterator[dict[str, Tensor]]:
     """Converts as it goes: while a bucket travels the next one is made."""
-    found: dict[str, torch.Tensor] = {}
+    found: dict[str, Tensor] = {}
     size = 0
     for name, tensor in trainer.export():
         if found and size + tensor.nbytes > limit:
@@ -238,12 +255,11 @@ def run(size: str, args: argparse.Namespace) -> dict[str, Any]:
     assert pipe.recv() == "ready"
     sender = Sender(own, pipe, trainer, group)
     limit = args.bucket_mb * 2**20 if args.path != "ipc" else 2**62
-    for _ in range(2):
-        sender.update(limit, verify=True)
+    for _ in range(3):
+        sender.check(limit)
     verified = min(sender.update(limit, verify=True)["seconds"] for _ in range(args.repeats))
     best = min((sender.update(limit, verify=False) for _ in range(args.repeats)), key=lambda r: r["seconds"])
-    sender.trainer.step()
-    sender.update(limit, verify=True)
+    sender.check(limit)
     bandwidth = sender.copy_bandwidth()
     pipe.send(None)
     child.join()

@@ -1,9 +1,14 @@
 """Digests tell tensors apart by every bit."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from relax_rollout import tensor_digest
-from relax_rollout.digest import COLUMNS, WHOLE_BYTES, tensor_digests
+from relax_rollout.digest import WHOLE_BYTES, TensorDigests, tensor_digests
+from relax_rollout.digest_sums import COLUMNS
 
 
 def test_equal_bytes_give_equal_digests_whatever_the_layout():
@@ -34,7 +39,7 @@ def test_scalars_empty_tensors_and_nan_have_digests():
 def large():
     """Hashed by sums: more than the limit, with bytes beyond the last row of the table."""
     torch.manual_seed(0)
-    return torch.randn(WHOLE_BYTES // 2 + 4 * COLUMNS + 3).bfloat16()
+    return torch.randn(2**19 + 4 * COLUMNS + 3).bfloat16()
 
 
 @pytest.mark.parametrize("place", [0, 1, 4 * COLUMNS - 1, 4 * COLUMNS, -1, -4 * COLUMNS, 300_001])
@@ -59,7 +64,7 @@ def test_order_in_a_large_tensor_matters(large, exchanged):
 
 def test_order_of_small_whole_numbers_matters():
     """Their upper halves are all zero, and the rows of the table exchange without a change of the columns."""
-    numbers = torch.arange(WHOLE_BYTES // 4)
+    numbers = torch.arange(2**18)
     other = torch.cat([numbers[COLUMNS : 2 * COLUMNS], numbers[:COLUMNS], numbers[2 * COLUMNS :]])
     assert tensor_digest(other) != tensor_digest(numbers)
 
@@ -78,7 +83,7 @@ def test_where_a_large_tensor_lies_does_not_matter(large):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_the_sign_of_every_element_of_a_large_tensor_matters(dtype):
     """Sums that wrapped around would lose the highest bits, an even number of times."""
-    ones = torch.ones(WHOLE_BYTES, dtype=dtype)
+    ones = torch.ones(2**20, dtype=dtype)
     assert tensor_digest(ones) != tensor_digest(-ones)
 
 
@@ -86,3 +91,47 @@ def test_many_digests_are_those_of_each(large):
     tensors = {"large": large, "scalar": torch.tensor(2.0), "empty": torch.empty(0), "small": torch.ones(7)}
     assert tensor_digests(tensors) == {name: tensor_digest(tensor) for name, tensor in tensors.items()}
     assert tensor_digests({}) == {}
+
+
+def test_the_same_tensors_are_digested_as_they_are_at_each_call(large):
+    """Also where a copy of one must be read: it lies in no order, or at no multiple of eight bytes."""
+    kept = {
+        "large": large.clone(),
+        "turned": torch.ones(300, 200).T,
+        "odd": large.clone()[1:],
+        "s": torch.ones(3),
+    }
+    digests = TensorDigests(kept)
+    for _ in range(3):
+        assert digests() == tensor_digests({name: tensor.clone() for name, tensor in kept.items()})
+        for tensor in kept.values():
+            tensor[-1] += 1
+
+
+KERNEL = """
+import torch
+from relax_rollout.digest_kernel import KernelSums
+from relax_rollout.digest_sums import COLUMNS, sums_of
+tables = [torch.randint(-(2**63), 2**63 - 1, (rows, COLUMNS)) for rows in (3, 65)]
+kernel = KernelSums(tables)
+for _ in range(2):
+    print(torch.equal(kernel(), sums_of(tables)()))
+    tables[1][64, 5] ^= -(2**63)
+"""
+
+
+def test_the_kernel_gives_the_sums_of_the_reference():
+    """In Triton's interpreter, which is chosen when kernels are defined."""
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-c", KERNEL]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+    assert said == "True\nTrue\n"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_digests_of_a_cuda_device_are_those_of_the_host(large):
+    here, there = large, large.cuda()
+    both = [
+        {"whole": t, "odd": t[1:], "turned": t[:-3].view(-1, 256).T, "small": t[:9]} for t in (here, there)
+    ]
+    assert tensor_digests(both[0]) == tensor_digests(both[1])

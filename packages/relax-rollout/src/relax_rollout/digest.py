@@ -1,22 +1,18 @@
 """Digests by which a trainer and an engine agree on weights without moving them.
 
-W words of 8 bytes, R rows of C words.
+R rows of C words of 8 bytes.
 """
 
 import hashlib
-from collections.abc import Mapping
-from functools import lru_cache
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
-WHOLE_BYTES = 2**20
-"""Tensors up to this size are hashed byte by byte; of larger ones sums are, taken where the tensor is."""
+from relax_rollout.digest_sums import COLUMNS, sums_of
 
-COLUMNS = 2048
-PART_BYTES = {"cpu": 2**20}
-"""Of a table worked on at once: what a cache holds; on other devices 64 MiB."""
-_GAMMA, _MIX = 0x9E3779B97F4A7C15 - 2**64, 0xBF58476D1CE4E5B9 - 2**64
+WHOLE_BYTES = 2**15
+"""Tensors up to this size are hashed byte by byte; of larger ones sums are, taken where the tensor is."""
 
 
 def tensor_digest(tensor: Tensor) -> str:
@@ -25,62 +21,81 @@ def tensor_digest(tensor: Tensor) -> str:
     A tensor of more than ``WHOLE_BYTES`` is read as a table of 64-bit words; the sums of its columns, of its
     rows, and of its rows' upper halves, modulo 2**64 and each times an odd number of its place, stand for its
     bytes. Any change within one word shows for certain; so does, but for chance, any other, unless it keeps
-    all those sums. It costs a few passes over the tensor in the memory where it is, and no copy of it.
+    all those sums. It costs a few passes over the tensor in the memory where it is (on CUDA one), and no copy
+    of it.
 
     Equal tensors have equal digests, so a trainer casts its tensor to the engine's dtype before it compares.
     """
     return tensor_digests({"": tensor})[""]
 
 
-@torch.no_grad()
 def tensor_digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """:func:`tensor_digest` of each, with one transfer to the host per device instead of one per tensor."""
-    found: dict[str, tuple[Tensor, bytes]] = {}
-    parts: dict[torch.device, list[tuple[str, Tensor]]] = {}
-    for name, tensor in tensors.items():
-        laid = tensor.detach().contiguous()
-        head = f"{str(laid.dtype).removeprefix('torch.')}{list(laid.shape)}".encode()
-        found[name] = laid, head
-        parts.setdefault(laid.device, []).append((name, _essence(laid)))
-    digests = {}
-    for listed in parts.values():
-        host = torch.cat([essence for _, essence in listed]).to("cpu").numpy()
-        start = 0
-        for name, essence in listed:
-            digest = hashlib.blake2b(found[name][1], digest_size=8)
-            digest.update(host[start : start + essence.numel()].data)
-            start += essence.numel()
+    return TensorDigests(tensors)()
+
+
+class TensorDigests:
+    """:func:`tensor_digest` of the same tensors again and again, as they are at each call.
+
+    Args:
+        tensors: by name.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._names = list(tensors)
+        kept: dict[torch.device, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            kept.setdefault(tensor.device, {})[name] = tensor
+        self._devices = [_OneDevice(listed) for listed in kept.values()]
+
+    def __call__(self) -> dict[str, str]:
+        """Name -> digest."""
+        found = {name: digest for device in self._devices for name, digest in device.digests().items()}
+        return {name: found[name] for name in self._names}
+
+
+class _OneDevice:
+    """Tensors of one device."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+        self._read: Callable[[], Tensor] | None = None
+
+    @torch.no_grad()
+    def digests(self) -> dict[str, str]:
+        read = self._read or self._prepare()
+        host = read().to("cpu").numpy()
+        sums, rest, digests = 0, 24 * self._tables, {}
+        for name, head, table, size in self._parts:
+            digest = hashlib.blake2b(head, digest_size=8)
+            if table:
+                digest.update(host[sums : sums + 24].data)
+                sums += 24
+            digest.update(host[rest : rest + size].data)
+            rest += size
             digests[name] = digest.hexdigest()
-    return {name: digests[name] for name in tensors}
+        return digests
 
+    def _prepare(self) -> Callable[[], Tensor]:
+        """Finds what of each tensor is hashed: the sums of all tables, then the bytes beside them."""
+        stay, tables, rest = True, [], []
+        self._parts: list[tuple[str, bytes, bool, int]] = []
+        for name, tensor in self._tensors.items():
+            byte = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+            head = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}".encode()
+            size = 8 * COLUMNS * (byte.numel() // (8 * COLUMNS)) if byte.numel() > WHOLE_BYTES else 0
+            if size:
+                byte = byte.clone() if byte.storage_offset() % 8 else byte
+                tables.append(byte[:size].view(torch.int64).view(-1, COLUMNS))
+            stay = stay and byte.data_ptr() == tensor.data_ptr()
+            rest.append(byte[size:])
+            self._parts.append((name, head, size > 0, byte.numel() - size))
+        self._tables = len(tables)
+        sums = sums_of(tables)
 
-def _essence(tensor: Tensor) -> Tensor:
-    """What of a contiguous tensor is hashed: its bytes, or the two sums and the bytes beyond the table."""
-    byte = tensor.reshape(-1).view(torch.uint8)
-    if byte.numel() <= WHOLE_BYTES:
-        return byte
-    table = 8 * COLUMNS * (byte.numel() // (8 * COLUMNS))
-    if byte.storage_offset() % 8:
-        byte = byte.clone()
-    word_RC = byte[:table].view(torch.int64).view(-1, COLUMNS)
-    column_C = torch.zeros(COLUMNS, dtype=torch.int64, device=byte.device)
-    row_R, upper_R = [], []
-    for part_RC in torch.split(word_RC, PART_BYTES.get(byte.device.type, 2**26) // (8 * COLUMNS)):
-        column_C += part_RC.sum(0)
-        row_R.append(part_RC.sum(1))
-        # A sum modulo 2**64 loses an even number of changes of the highest bit.
-        upper_R.append((part_RC >> 32).sum(1))
-    sums = torch.stack([_weighted(column_C), _weighted(torch.cat(row_R)), _weighted(torch.cat(upper_R))])
-    return torch.cat([sums.view(torch.uint8), byte[table:]])
+        def read() -> Tensor:
+            return torch.cat([sums().view(torch.uint8).view(-1), *rest] if tables else rest)
 
-
-def _weighted(sum_W: Tensor) -> Tensor:
-    size = 1 << (len(sum_W) - 1).bit_length()
-    return (sum_W * _odd(size, sum_W.device)[: len(sum_W)]).sum()
-
-
-@lru_cache(maxsize=64)
-def _odd(count: int, device: torch.device) -> Tensor:
-    """Odd numbers that look random (splitmix64's first rounds), int64 [count]."""
-    x = (torch.arange(count, dtype=torch.int64, device=device) + 1) * _GAMMA
-    return ((x ^ (x >> 30)) * _MIX) | 1
+        # A copy, made of a tensor that lies in no order of its own, is of this time alone.
+        self._read = read if stay else None
+        return read

@@ -31,9 +31,11 @@ def driver(monkeypatch):
 
 def fetch(receiver, buckets):
     found = {}
-    for entries, handle in buckets:
-        buffer = receiver.source(handle).fetch(0, torch.device("cpu"))
-        found |= dict(zip((entry.name for entry in entries), views(entries, buffer), strict=True))
+    for bucket in buckets:
+        buffer = receiver.source(bucket.handle).fetch(0, torch.device("cpu"))
+        found |= dict(
+            zip((entry.name for entry in bucket.entries), views(bucket.entries, buffer), strict=True)
+        )
     return found
 
 
@@ -41,8 +43,8 @@ def test_views_of_lent_memory_are_opened_in_place_and_the_rest_is_packed(driver)
     flat = torch.arange(24.0)
     sent = {"a": flat[6:18].view(3, 4), "t": flat[6:18].view(3, 4).T, "b": flat[:2], "own": torch.ones(5)}
     buckets = IpcSender([flat[:1]]).buckets(sent, {"b": "digest"})
-    assert [[entry.name for entry in entries] for entries, _ in buckets] == [["a", "b"], ["t", "own"]]
-    assert [entry.digest for entry in buckets[0][0]] == [None, "digest"]
+    assert [[entry.name for entry in bucket.entries] for bucket in buckets] == [["a", "b"], ["t", "own"]]
+    assert [entry.digest for entry in buckets[0].entries] == [None, "digest"]
     found = fetch(IpcReceiver(), buckets)
     assert {name: bool(torch.equal(found[name], sent[name])) for name in sent} == dict.fromkeys(sent, True)
     flat += 1
@@ -53,13 +55,16 @@ def test_views_of_lent_memory_are_opened_in_place_and_the_rest_is_packed(driver)
 def test_buffers_are_written_anew_only_after_the_update_and_opened_once(driver):
     sender, receiver = IpcSender(), IpcReceiver()
     first = sender.buckets({"x": torch.ones(4)}, {}), sender.buckets({"y": torch.zeros(4)}, {})
-    assert first[0][0][1] != first[1][0][1]
+    assert first[0][0].handle != first[1][0].handle
     sender.release()
     again = sender.buckets({"x": torch.full((4,), 7.0)}, {})
     assert again == first[0]
     assert fetch(receiver, first[0] + again)["x"].tolist() == [7.0] * 4
-    assert driver == [first[0][0][1]]
-    assert sender.buckets({"z": torch.ones(400)}, {})[0][1] not in (first[0][0][1], first[1][0][1])
+    assert driver == [first[0][0].handle]
+    assert sender.buckets({"z": torch.ones(400)}, {})[0].handle not in (
+        first[0][0].handle,
+        first[1][0].handle,
+    )
 
 
 def test_memory_of_this_process_alone_has_no_handle():
@@ -78,11 +83,12 @@ tensor[0] = 90
 
 def test_memory_of_the_host_opens_in_another_process_and_goes_with_its_sender():
     sender = IpcSender()
-    ((entries, handle),) = sender.buckets({"x": torch.tensor([5, 6, 7], dtype=torch.uint8)}, {})
+    (bucket,) = sender.buckets({"x": torch.tensor([5, 6, 7], dtype=torch.uint8)}, {})
+    handle = bucket.handle
     command = [sys.executable, "-c", OPEN, handle]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "18\n"
     here = IpcReceiver().open(handle, torch.device("cpu"))
-    assert views(entries, here)[0].tolist() == [90, 6, 7]
+    assert views(bucket.entries, here)[0].tolist() == [90, 6, 7]
     sender.close()
     assert here[0] == 90
     with pytest.raises(ValueError, match="cannot be opened"):

@@ -6,6 +6,7 @@ from relax_rollout import tensor_digest
 from relax_rollout.weights.bucket import Bucket, Entry, pack, plan
 from relax_rollout.weights.files import BucketFiles, FileSource
 from relax_rollout.weights.receiver import Receiver, UpdateRefusedError
+from relax_rollout.weights.regions import copy_all
 from torch import nn
 
 SHAPES = {
@@ -172,7 +173,8 @@ def test_what_was_sent_by_file_is_let_go_of(receiver, files):
     receiver.begin("u", 1)
     send(receiver, files, tensors())
     receiver.commit("u", 1)
-    assert all(not model.regions._known for model in receiver._models)
+    assert not receiver._known
+    assert receiver._loading is None
 
 
 def test_a_lost_acknowledgement_changes_nothing(receiver, files):
@@ -201,23 +203,51 @@ def test_a_flipped_byte_on_the_way_shows_in_the_digests(receiver, files):
     assert [e.name for e in entries if arrived[e.name] != e.digest] == ["q"]
 
 
+@pytest.fixture(params=[False, True], ids=["loaders", "copies"])
+def loaded(request, monkeypatch):
+    """Makes a receiver of this way to load, in which something happens after the last model has been loaded.
+
+    The tensors of `left_out`, and their places in that model, are left out.
+    """
+
+    def make(models, then=lambda: None, left_out=()):
+        receiver = Receiver(models, SHAPES, torch.device("cpu"), {"cache_t": conv_rule}, replay=request.param)
+        places = {tensor.data_ptr() for tensor in dict(left_out).values()}
+        last = receiver._models[-1].module
+        loads = last.load_weights
+
+        def load(weights):
+            loads([(name, tensor) for name, tensor in weights if name not in left_out])
+            then()
+
+        def copy(pairs):
+            copy_all([pair for pair in pairs if pair[0].data_ptr() not in places])
+            if request.param:
+                then()
+
+        last.load_weights = load
+        monkeypatch.setattr("relax_rollout.weights.loading.copy_all", copy)
+        return receiver
+
+    return make
+
+
 @pytest.mark.parametrize("name", ["q", "k", "norm", "embed", "mtp.fc"])
-def test_a_value_that_is_not_what_was_sent_shows_in_its_digest(receiver, files, target, name):
+def test_a_value_that_is_not_what_was_sent_shows_in_its_digest(loaded, files, target, name):
+    draft = Draft(target.embed)
     spoilt = {
         "q": lambda: target.qk.data[3].view(torch.int16),
         "k": lambda: target.qk.data[4].view(torch.int16),
         "norm": lambda: target.norm.data.view(torch.int32),
         "embed": lambda: target.head.data.view(torch.int32)[7],
-        "mtp.fc": lambda: receiver._models[1].module.fc.weight.data.view(torch.int32)[2],
+        "mtp.fc": lambda: draft.fc.weight.data.view(torch.int32)[2],
     }
     sent = tensors()
-    loads = receiver._models[-1].module.load_weights
 
-    def spoil_after(weights):
-        loads(weights)
+    def spoil():
         spoilt[name]()[0] ^= 1
 
-    receiver._models[-1].module.load_weights = spoil_after
+    receiver = loaded({"target": target, "draft": draft}, spoil)
     receiver.begin("u", 1)
     send(receiver, files, sent)
     digests = receiver.commit("u", 1)["digests"]
@@ -239,8 +269,9 @@ def test_an_unknown_frozen_cache_is_named_too(files, target):
     assert receiver.commit("u", 1)["stale"] == ["target: conv.cache_t"]
 
 
-def test_a_frozen_draft_is_named(receiver, files):
-    receiver._models[1].module.load_weights = lambda weights: None
+def test_a_frozen_draft_is_named(loaded, files, target):
+    draft = Draft(target.embed)
+    receiver = loaded({"target": target, "draft": draft}, left_out={"mtp.fc": draft.fc.weight})
     receiver.begin("u", 1)
     sent = tensors()
     send(receiver, files, sent)
@@ -248,13 +279,9 @@ def test_a_frozen_draft_is_named(receiver, files):
     assert [n for n in ("mtp.fc", "norm") if digests[n] != tensor_digest(sent[n])] == ["mtp.fc"]
 
 
-def test_a_draft_with_an_old_copy_of_a_shared_tensor_is_named(files, target):
+def test_a_draft_with_an_old_copy_of_a_shared_tensor_is_named(loaded, files, target):
     draft = Draft(nn.Parameter(torch.zeros(8, 6)))
-    receiver = Receiver(
-        {"target": target, "draft": draft}, SHAPES, torch.device("cpu"), {"cache_t": conv_rule}
-    )
-    loads = draft.load_weights
-    draft.load_weights = lambda weights: loads([(n, t) for n, t in weights if n != "embed"])
+    receiver = loaded({"target": target, "draft": draft}, left_out={"embed": draft.embed})
     receiver.begin("u", 1)
     sent = tensors()
     send(receiver, files, sent)
@@ -283,5 +310,6 @@ def test_a_bucket_file_that_is_short_is_refused(tmp_path):
 
 def test_entries_survive_a_message():
     entry = Entry("a", "bfloat16", (2, 3), 64, "ff")
-    assert Entry.from_json(entry.to_json()) == entry
+    told = Entry.from_json(entry.to_json())
+    assert (told, told.digest) == (entry, "ff")
     assert entry.nbytes == 12

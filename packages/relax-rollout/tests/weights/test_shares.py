@@ -122,7 +122,7 @@ def test_a_flipped_bit_of_a_share_in_the_model_is_named(monkeypatch):
         copy_all(pairs)
         model.qk.data.view(torch.int32)[5, 0] ^= 1
 
-    monkeypatch.setattr("relax_rollout.weights.receiver.copy_all", spoil)
+    monkeypatch.setattr("relax_rollout.weights.loading.copy_all", spoil)
     digests = send(receiver, held, told, 1)["digests"]
     assert [name for name, tensor in held.items() if digests[name] != tensor_digest(tensor)] == ["k"]
 

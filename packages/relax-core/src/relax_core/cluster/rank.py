@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from datetime import timedelta
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import ray
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from relax_rollout import tensor_digest
 from relax_rollout.weights.broadcast import Meeting
 from relax_rollout.weights.bucket import Bucket, Share
+from relax_rollout.weights.packing import Packing
 from relax_rollout.weights.probe import MemoryProbe
 from relax_rollout.weights.sender import SendingPath, WeightSender
 from torch import Tensor
@@ -55,8 +56,10 @@ class TrainerRank:
         self._stack = ExitStack()
         self._store: Any = None
         self._stream: SampleStream | None = None
-        self._export: Iterator[Mapping[str, Tensor]] = iter(())
+        self._export: Iterator[Mapping[str, Tensor]] | None = None
         self._sender: WeightSender | None = None
+        self._packing: Packing | None = None
+        self._packings: dict[Any, Packing] = {}
 
     def visible_devices(self, resource: str) -> list[str]:
         """Numbers, on this host, of the devices that Ray gave to this rank."""
@@ -129,7 +132,7 @@ class TrainerRank:
 
     def begin_export(
         self,
-        path: SendingPath | None = None,
+        path: SendingPath | Literal["ipc"] | None = None,
         folder: str | None = None,
         engine_ranks: int | None = None,
         gathered: Collection[str] = (),
@@ -151,13 +154,26 @@ class TrainerRank:
             self._export = buckets(self._policy.changing_tensors(), BUCKET_BYTES)
         else:
             self._export = self._own_shares(engine_ranks, gathered)
-        if path is None:
-            return
-        if self._sender is None:
-            device = self._policy.world.torch_device.type
-            lent = self._policy.own_memory() if path == "ipc" and device != "cpu" else ()
-            self._sender = WeightSender(path, folder=folder, lent=lent)
-        self._sender.begin()
+        self._packing = self._packing_for(engine_ranks, tuple(gathered)) if path == "ipc" else None
+        if path in ("broadcast", "disk"):
+            self._sender = self._sender or WeightSender(path, folder=folder)
+            self._sender.begin()
+
+    def _packing_for(self, engine_ranks: int | None, gathered: tuple[str, ...]) -> Packing:
+        # A packing that is recorded does not ask for the weights, nor wait for them.
+        self._policy.settle()
+        key = engine_ranks, gathered
+        if key not in self._packings:
+            for other in self._packings.values():
+                other.close()
+            self._packings.clear()
+            device = self._policy.world.torch_device
+            self._packings[key] = Packing(
+                device,
+                lent=self._policy.own_memory() if device.type != "cpu" else (),
+                recorded=self._policy.holds_all if engine_ranks is None else not gathered,
+            )
+        return self._packings[key]
 
     def _own_shares(self, engine_ranks: int, gathered: Collection[str]) -> Iterator[Mapping[str, Tensor]]:
         """Buckets of this rank's shares, of the same tensors on every rank."""
@@ -193,15 +209,32 @@ class TrainerRank:
         Returns:
             None after the last bucket.
         """
-        bucket = next(self._export, None)
+        if self._packing is not None:
+            return self._pack_all(self._packing, dtypes, sources)
+        bucket = self._next()
         if bucket is None:
             return None
         if self._rank not in sources:
             return [], {}
         assert self._sender is not None, "begin_export comes first"
-        packed = self._sender.pack(bucket, dtypes, self._shares)
-        entries = (entry for one in packed for entry in one.entries)
-        return packed, {e.name: e.digest for e in entries if e.name in dtypes and e.digest is not None}
+        return _with_digests([self._sender.pack(bucket, dtypes)], dtypes)
+
+    def _pack_all(
+        self, packing: Packing, dtypes: Mapping[str, str], sources: Collection[int]
+    ) -> tuple[list[Bucket], dict[str, str]] | None:
+        """All weights at once, as they stay where they are: nothing travels while others are made."""
+        export, self._export = self._export, None
+        if export is None:
+            return None
+        if self._rank in sources:
+            return _with_digests(packing(export, dtypes, self._shares), dtypes)
+        for _ in export:
+            pass
+        return [], {}
+
+    def _next(self) -> Mapping[str, Tensor] | None:
+        assert self._export is not None, "begin_export comes first"
+        return next(self._export, None)
 
     def offer_group(self, size: int, wait_s: float) -> Meeting | None:
         """Where a group for broadcasts comes together; None except on rank 0."""
@@ -250,7 +283,7 @@ class TrainerRank:
         Returns:
             two times None after the last bucket, and on all ranks but the first.
         """
-        bucket = next(self._export, None)
+        bucket = self._next()
         if bucket is None or self._rank != 0:
             return None, None
         digests = {
@@ -303,3 +336,8 @@ class TrainerRank:
     def close(self) -> None:
         """Leaves the other ranks."""
         self._stack.close()
+
+
+def _with_digests(packed: list[Bucket], dtypes: Mapping[str, str]) -> tuple[list[Bucket], dict[str, str]]:
+    entries = (entry for bucket in packed for entry in bucket.entries)
+    return packed, {e.name: e.digest for e in entries if e.name in dtypes and e.digest is not None}

@@ -24,6 +24,7 @@ from relax_core.loop.policy import Scored, Trained
 from relax_core.loop.watch import Watch
 from relax_core.loop.weights import retried, update_engine
 from relax_core.model import MtpConfig, Qwen35Config, Qwen35Model
+from relax_core.model.arriving import all_arrived
 from relax_core.model.build import build_chunks, freeze_tower
 from relax_core.model.critic import copy_trunk
 from relax_core.model.linear import adapters_off
@@ -41,6 +42,9 @@ _log = logging.getLogger(__name__)
 
 CRITIC = "critic"
 """Folder of the critic's checkpoints, inside that of the policy's."""
+
+LENT_BYTES = 2**20
+"""Engines open memory of at least this size where it is; each costs them a message, so smaller is packed."""
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -156,8 +160,19 @@ class LocalPolicy:
         return (whole_share(s) if s.name in gathered else s for s in shares if s.name not in kept)
 
     def own_memory(self) -> list[Tensor]:
-        """The parameters of this rank, which stay where they are."""
-        return [p.detach() for chunk in self.trainer.chunks for p in chunk.parameters()]
+        """The parameters of this rank that are worth opening where they are, and which stay there."""
+        held = (p.detach() for chunk in self.trainer.chunks for p in chunk.parameters())
+        return [p for p in held if p.untyped_storage().nbytes() >= LENT_BYTES]
+
+    @property
+    def holds_all(self) -> bool:
+        """Whether this rank has whole weights, so that no other takes part in `changing_tensors`."""
+        return self._placement.holds_all(self.trainer.chunks)
+
+    def settle(self) -> None:
+        """Waits for parameters that are still on their way from other ranks."""
+        for chunk in self.trainer.chunks:
+            all_arrived(chunk)
 
     def export_tensors(self, like: Checkpoint | None = None) -> Iterator[tuple[str, Tensor]]:
         """The policy's weights in Hugging Face names, in the trainer's precision or in `like`'s dtypes."""

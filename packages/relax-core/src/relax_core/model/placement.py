@@ -150,6 +150,11 @@ class Placement:
         theirs = Layout(tensor=engine_ranks)
         return export_shards(self.table, own, layout=layout, rank=dist.get_rank(), engine=theirs)
 
+    def holds_all(self, chunks: Sequence[Qwen35Model]) -> bool:
+        """Whether this rank has whole weights, so that `whole` asks no other for any."""
+        layout = _layout(chunks)
+        return layout.tensor == layout.pipeline == layout.expert == layout.expert_size == 1
+
     def whole(self, chunks: Sequence[Qwen35Model]) -> Iterator[tuple[str, Tensor]]:
         """Every whole weight by name, in the table's order, on every rank; all must iterate together.
 
@@ -290,6 +295,8 @@ def whole_name(chunk: Qwen35Model, name: str) -> str:
 
 def _owners(mine: Iterable[str], group: Any) -> dict[str, int]:
     """By name, the first rank within `group` that holds it."""
+    if group.size() == 1:
+        return dict.fromkeys(mine, 0)
     held: list[list[str]] = [[]] * group.size()
     dist.all_gather_object(held, list(mine), group=group)
     return {name: rank for rank in reversed(range(len(held))) for name in held[rank]}

@@ -1,7 +1,7 @@
 """A bucket of tensors as one run of bytes, and the list that says what is where in it."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -45,6 +45,7 @@ class Entry:
         shape: of the tensor.
         offset: first byte in the bucket.
         digest: :func:`relax_rollout.tensor_digest` of what was sent, or None where it is not computed.
+            Entries that differ in it alone are equal: the same tensor at the same place.
         share: which part of the whole it is; None where it is the whole.
     """
 
@@ -52,7 +53,7 @@ class Entry:
     dtype: str
     shape: tuple[int, ...]
     offset: int
-    digest: str | None
+    digest: str | None = field(compare=False)
     share: Share | None = None
 
     @property
@@ -155,6 +156,11 @@ class Bucket:
             if entry.name in names
         )
         return replace(self, entries=tuple(kept))
+
+    def with_digests(self, digests: Mapping[str, str]) -> "Bucket":
+        """The same with the digests of what was sent."""
+        entries = (replace(entry, digest=digests.get(entry.name)) for entry in self.entries)
+        return replace(self, entries=tuple(entries))
 
     def to_json(self) -> dict[str, Any]:
         """For a message."""

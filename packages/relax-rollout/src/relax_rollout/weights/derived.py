@@ -87,12 +87,17 @@ class DerivedTensors:
         return tensor_digest(tensor), "".join(parameters)
 
     def _scan(self) -> Iterator[tuple[Derived, nn.Module, Tensor]]:
+        candidates = [
+            (name, module, attribute, value)
+            for name, module in self._model.named_modules()
+            for attribute, value in vars(module).items()
+            if isinstance(value, Tensor) and value.is_floating_point() and value.numel()
+        ]
+        if not candidates:
+            return
         known = {t.untyped_storage().data_ptr() for t in named_tensors(self._model).values()}
-        for name, module in self._model.named_modules():
+        for name, module, attribute, value in candidates:
             if next(self._around(name).parameters(), None) is None:
                 continue
-            for attribute, value in list(vars(module).items()):
-                if not isinstance(value, Tensor) or not value.is_floating_point() or not value.numel():
-                    continue
-                if value.untyped_storage().data_ptr() not in known:
-                    yield Derived(name, attribute), module, value
+            if value.untyped_storage().data_ptr() not in known:
+                yield Derived(name, attribute), module, value

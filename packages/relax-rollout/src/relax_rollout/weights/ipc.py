@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing import reductions
 
-from relax_rollout.weights.bucket import Entry, pack, plan, torch_dtype
+from relax_rollout.weights.bucket import Bucket, Entry, bucket_bytes, pack, plan, torch_dtype
 
 MEMORY_NAME = "relax-weights"
 
@@ -35,36 +35,44 @@ class IpcSender:
         self._used: list[Tensor] = []
         self._files: list[int] = []
 
-    def buckets(
-        self, tensors: Mapping[str, Tensor], digests: Mapping[str, str]
-    ) -> list[tuple[list[Entry], str]]:
-        """The tensors as buckets: one for each lent buffer that some lie in, and one for the rest.
-
-        Lent tensors must not change until the update has ended.
+    def place(self, tensors: Mapping[str, Tensor]) -> list[tuple[list[Entry], Tensor]]:
+        """The tensors in memory that has a handle: by lent buffer those that lie in it, and the rest packed.
 
         Returns:
-            entries, and the handle of the memory that they lie in. The device has written it all.
+            entries and their memory, which the device may still be writing.
         """
-        placed: dict[int, list[Entry]] = {}
+        lent: dict[int, list[Entry]] = {}
         rest: dict[str, Tensor] = {}
         for name, tensor in tensors.items():
             at = tensor.untyped_storage().data_ptr()
             if at in self._lent and tensor.is_contiguous():
                 dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
                 offset = int(tensor.storage_offset()) * tensor.element_size()
-                placed.setdefault(at, []).append(Entry(name, dtype, shape, offset, digests.get(name)))
+                lent.setdefault(at, []).append(Entry(name, dtype, shape, offset, None))
             else:
                 rest[name] = tensor
-        found = [(entries, self._handle(self._lent[at])) for at, entries in placed.items()]
+        found = [(entries, self._lent[at]) for at, entries in lent.items()]
         if rest:
-            entries, nbytes = plan(rest, digests)
+            entries, nbytes = plan(rest, {})
             buffer = self._take(nbytes, next(iter(rest.values())).device)
             pack(rest, entries, buffer)
-            found.append((entries, self._handle(buffer)))
-        device = next(iter(tensors.values())).device
-        if device.type != "cpu":
-            torch.accelerator.current_stream(device).synchronize()
+            found.append((entries, buffer))
         return found
+
+    def buckets(self, tensors: Mapping[str, Tensor], digests: Mapping[str, str]) -> list[Bucket]:
+        """The tensors as buckets; lent ones must not change until the update has ended.
+
+        Returns:
+            buckets that the device has written.
+        """
+        placed = self.place(tensors)
+        finish(next(iter(tensors.values())).device)
+        return [self.bucket(entries, buffer).with_digests(digests) for entries, buffer in placed]
+
+    def bucket(self, entries: Iterable[Entry], buffer: Tensor) -> Bucket:
+        """What :meth:`place` gave, for a message."""
+        listed = tuple(entries)
+        return Bucket(listed, bucket_bytes(listed), handle=self._handle(buffer))
 
     @property
     def lasts(self) -> bool:
@@ -110,6 +118,12 @@ class IpcSender:
         if at not in self._handles:
             self._handles[at] = handle_of(buffer)
         return self._handles[at]
+
+
+def finish(device: torch.device) -> None:
+    """Wait for what was queued on a device."""
+    if device.type != "cpu":
+        torch.accelerator.current_stream(device).synchronize()
 
 
 class IpcReceiver:

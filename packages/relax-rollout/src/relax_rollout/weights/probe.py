@@ -38,8 +38,8 @@ class MemoryProbe:
         self._sender = IpcSender()
         word = secrets.token_bytes(WORD_BYTES)
         tensor = torch.frombuffer(bytearray(word), dtype=torch.uint8).to(device)
-        ((_, memory),) = self._sender.buckets({"word": tensor}, {})
-        self.handle: str = json.dumps(["memory", memory, word.hex()])
+        (bucket,) = self._sender.buckets({"word": tensor}, {})
+        self.handle: str = json.dumps(["memory", bucket.handle, word.hex()])
 
     def close(self) -> None:
         """See :class:`Probe`."""

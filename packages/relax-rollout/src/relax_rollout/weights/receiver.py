@@ -11,10 +11,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from relax_rollout.digest import tensor_digest, tensor_digests
-from relax_rollout.weights.bucket import Bucket, Entry, views
+from relax_rollout.weights.bucket import Bucket, Entry
 from relax_rollout.weights.derived import DerivedTensors, Rule
-from relax_rollout.weights.regions import Regions, changed, copy_all, trace
+from relax_rollout.weights.loading import Loading, Model, ServedDigests, Staged, loader
+from relax_rollout.weights.regions import addresses, trace
 
 log = logging.getLogger(__name__)
 
@@ -48,22 +48,12 @@ class Loadable(Protocol):
 
 
 @dataclass(slots=True)
-class _Model:
-    name: str
-    module: nn.Module
-    regions: Regions
-    derived: DerivedTensors
-
-
-@dataclass(slots=True)
-class Staged:
-    """An update that is open."""
+class OpenUpdate:
+    """An update that is open, and its buckets by their places in it."""
 
     update: str
     version: int
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-    buckets: dict[int, list[str]] = field(default_factory=dict)
-    stays: bool = True
+    buckets: dict[int, Staged] = field(default_factory=dict)
 
 
 class Receiver:
@@ -85,20 +75,22 @@ class Receiver:
         device: torch.device,
         rules: Mapping[str, Rule] | None = None,
         *,
-        replay: bool = False,
+        replay: bool = True,
     ) -> None:
         self.device = device
         self.replay = replay
-        self._known: dict[int, tuple[Tensor, Sequence[Entry], dict[str, Tensor]]] = {}
         self.version = 0
         self.last_result: dict[str, Any] | None = None
-        self.staged: Staged | None = None
+        self.staged: OpenUpdate | None = None
         self.shapes = dict(checkpoint)
+        # Those of the last update that may come in the same memory again, and how they were loaded.
+        self._known: dict[int, Staged] = {}
+        self._loading: tuple[list[list[int]], Loading] | None = None
         self._models = [
-            _Model(
+            Model(
                 name,
                 module,
-                trace(module, _loader(module), checkpoint, device),
+                trace(module, loader(module), checkpoint, device),
                 DerivedTensors(module, rules),
             )
             for name, module in models.items()
@@ -109,17 +101,18 @@ class Receiver:
 
         A tensor that no model holds is there with an empty dtype.
         """
+        dtypes = {model.name: model.regions.dtypes() for model in self._models}
         described = {}
         for name, (shape, _) in self.shapes.items():
-            holders = [model for model in self._models if name in model.regions.of]
-            dtype = str(holders[0].regions.dtype(name)).removeprefix("torch.") if holders else ""
-            described[name] = [dtype, list(shape), [model.name for model in holders]]
+            holders = [model for model, held in dtypes.items() if name in held]
+            dtype = str(dtypes[holders[0]][name]).removeprefix("torch.") if holders else ""
+            described[name] = [dtype, list(shape), holders]
         return described
 
     def begin(self, update: str, version: int) -> None:
         """Open an update; one that was open is dropped. The same update again keeps what it has."""
         if self.staged is None or self.staged.update != update:
-            self.staged = Staged(update, version)
+            self.staged = OpenUpdate(update, version)
 
     def receive(self, update: str, place: int, bucket: Bucket, source: Source) -> dict[str, str]:
         """Stage a bucket; one that came before (its acknowledgement was lost) is replaced.
@@ -139,33 +132,28 @@ class Receiver:
             UpdateRefusedError: another update or none is open.
         """
         staged = self._open(update)
-        entries = bucket.entries
-        refused: dict[str, str] = {}
-        for model in self._models:
-            refused |= model.regions.take(entries)
+        if bucket.lasts or place not in staged.buckets:
+            known = self._known.get(place)
+            if known is None or known.entries != bucket.entries:
+                known = None
+                self._refuse_short(bucket.entries)
+            buffer = source.fetch(bucket.nbytes, self.device)
+            if known is None or known.buffer is not buffer:
+                known = Staged(bucket.entries, buffer, self.device)
+            staged.buckets[place] = known
+            if source.stays:
+                self._known[place] = known
+        if not any(entry.digest for entry in bucket.entries):
+            return {}
+        received = staged.buckets[place].digests()
+        return {entry.name: received[entry.name] for entry in bucket.entries if entry.digest is not None}
+
+    def _refuse_short(self, entries: Sequence[Entry]) -> None:
+        shares = {entry.name: entry.share for entry in entries if entry.share is not None}
+        refused = {n: why for model in self._models for n, why in model.regions.refused(shares).items()}
         if refused:
             why = next(iter(refused.values()))
             raise ShareRefusedError(f"shares that are not enough: {', '.join(refused)}; the first: {why}")
-        if bucket.lasts or place not in staged.buckets:
-            buffer = source.fetch(bucket.nbytes, self.device)
-            arrived = self._views(place, entries, buffer, source.stays)
-            staged.stays = staged.stays and source.stays
-            for name in staged.buckets.get(place, ()):
-                staged.tensors.pop(name, None)
-            staged.tensors |= arrived
-            staged.buckets[place] = list(arrived)
-        arrived = {entry.name: staged.tensors[entry.name] for entry in entries}
-        return self._digests_here({e.name: arrived[e.name] for e in entries if e.digest is not None})
-
-    def _views(self, place: int, entries: Sequence[Entry], buffer: Tensor, stays: bool) -> dict[str, Tensor]:
-        """The tensors of a bucket; the same objects as last time if it is that list in that memory."""
-        known = self._known.get(place)
-        if known is not None and known[0] is buffer and known[1] is entries:
-            return known[2]
-        found = dict(zip((e.name for e in entries), views(entries, buffer), strict=True))
-        if stays:
-            self._known[place] = buffer, entries, found
-        return found
 
     def commit(
         self,
@@ -200,81 +188,45 @@ class Receiver:
         missing = sorted(set(range(buckets)) - set(staged.buckets))
         if missing:
             raise UpdateRefusedError(f"update {update} lacks bucket {missing[0]} of {buckets}")
+        loading = self._loading_of([staged.buckets[place] for place in range(buckets)])
         for model in self._models:
             model.derived.remember()
-        self._load(staged.tensors)
+        loading.load(replay=self.replay)
         for model in self._models:
             model.derived.rebuild()
         self.version = staged.version
-        asked = {n: t for n, t in staged.tensors.items() if names is None or n in names}
-        digests = self._digests(asked)
+        digests = loading.served(names)
         for name in kept:
             assert stored is not None, "kept tensors are compared with those of the checkpoint"
-            digests |= self._digests({name: stored(name).to(self.device)})
+            digests |= ServedDigests(self._models, {name: stored(name).to(self.device)}, self.device)()
         stale = [f"{model.name}: {name}" for model in self._models for name in model.derived.stale()]
         self.last_result = {
             "update": update, "version": staged.version, "digests": digests, "stale": stale
         }  # fmt: skip
-        if not staged.stays:
-            for model in self._models:
-                model.regions.forget()
         self.staged = None
+        if any(bucket not in self._known.values() for bucket in loading.buckets):
+            self._forget()
         return self.last_result
 
-    def _load(self, tensors: Mapping[str, Tensor]) -> None:
-        # A model is given only what it holds: some loaders refuse or log other names.
-        # What a loader expects is whole; shares go where it was seen to put their parts.
-        if not self.replay:
-            for model in self._models:
-                whole = {n: t for n, t in _held(model, tensors).items() if n not in model.regions.shares}
-                if whole:
-                    _loader(model.module)(list(whole.items()))
-        pairs = [
-            model.regions.pairs(
-                {n: t for n, t in _held(model, tensors).items() if self.replay or n in model.regions.shares}
-            )
-            for model in self._models
-        ]
-        copy_all(pair for found in pairs for parts in found.values() for pair in parts)
+    def _loading_of(self, buckets: Sequence[Staged]) -> Loading:
+        """The last one, if it was of the same buckets and nothing of the models has moved since."""
+        places = [addresses(model.module) for model in self._models]
+        if self._loading is None or self._loading[0] != places or self._loading[1].buckets != tuple(buckets):
+            self._loading = places, Loading(self._models, buckets, self.device)
+        return self._loading[1]
 
-    def _digests(self, sent: Mapping[str, Tensor]) -> dict[str, str]:
-        """Of tensors as served; where models hold different values, of the one that is not what was sent."""
-        found: dict[str, str] = {}
-        for model in self._models:
-            held = _held(model, sent)
-            pairs = model.regions.pairs(held)
-            for name in changed(pairs):
-                found[name] = tensor_digest(model.regions.read_back(name, held[name]))
-            right = {n: t.to(pairs[n][0][0].dtype) for n, t in held.items() if n not in found}
-            found |= self._digests_here(right)
-        return found
-
-    def _digests_here(self, tensors: Mapping[str, Tensor]) -> dict[str, str]:
-        """Digests made on the models' device; of tensors in the host's memory one at a time, so that it has
-        room for them."""
-        found = tensor_digests({name: t for name, t in tensors.items() if t.device.type == self.device.type})
-        for name, tensor in tensors.items():
-            if name not in found:
-                found[name] = tensor_digest(tensor.to(self.device))
-        return {name: found[name] for name in tensors}
+    def _forget(self) -> None:
+        """Let go of what came in memory that does not stay."""
+        self._loading = None
+        self._known.clear()
 
     def discard(self) -> None:
         """Drop the open update."""
         self.staged = None
-        for model in self._models:
-            model.regions.forget()
+        self._forget()
 
-    def _open(self, update: str) -> Staged:
+    def _open(self, update: str) -> OpenUpdate:
         if self.staged is None or self.staged.update != update:
             there = "none" if self.staged is None else self.staged.update
             raise UpdateRefusedError(f"update {update} is not open here; open is: {there}")
         return self.staged
-
-
-def _held(model: _Model, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor for name, tensor in tensors.items() if name in model.regions.of}
-
-
-def _loader(module: nn.Module) -> Any:
-    loadable: Any = module
-    return loadable.load_weights

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from relax_rollout.weights.bucket import Entry, Share
+from relax_rollout.weights.bucket import Share
 
 SMALL_BYTES = 2**22
 _WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -98,88 +98,66 @@ class Regions:
 
     model: nn.Module
     of: dict[str, list[Region]] = field(default_factory=dict)
-    shares: dict[str, Entry] = field(default_factory=dict)
-    _known: dict[str, tuple[Tensor, list[int], list[Pair]]] = field(default_factory=dict)
 
-    def parameter(self, name: str) -> Tensor:
-        """The parameter or buffer called so, as it is now."""
-        found: Tensor = self._named()[name]
-        return found
+    def dtypes(self) -> dict[str, torch.dtype]:
+        """In which dtype the model keeps each of the checkpoint's tensors."""
+        named = named_tensors(self.model)
+        return {name: named[regions[0].parameter].dtype for name, regions in self.of.items()}
 
-    def _named(self) -> dict[str, Tensor]:
-        return named_tensors(self.model)
-
-    def dtype(self, name: str) -> torch.dtype:
-        """In which dtype the model keeps a checkpoint's tensor."""
-        return self._named()[self.of[name][0].parameter].dtype
-
-    def pairs(self, tensors: Mapping[str, Tensor]) -> dict[str, list[Pair]]:
-        """Where the model keeps tensors and what of the sent ones belongs there, part by part.
-
-        Those of a tensor that was asked for before, at the same place, are not computed anew.
-        """
-        named = self._named()
-        return {name: self._pairs(name, tensor, named) for name, tensor in tensors.items()}
-
-    def _pairs(self, name: str, sent: Tensor, named: Mapping[str, Tensor]) -> list[Pair]:
-        regions = self.of[name]
-        at = [sent.data_ptr(), *(named[region.parameter].data_ptr() for region in regions)]
-        known = self._known.get(name)
-        if known is not None and known[0] is sent and known[1] == at:
-            return known[2]
-        laid = sent.detach().contiguous()
-        found = [
-            (r.target.on(named[r.parameter].detach()), self._source(name, r).within(laid)) for r in regions
-        ]
-        self._known[name] = sent, at, found
-        return found
-
-    def _source(self, name: str, region: Region) -> View:
-        entry = self.shares.get(name)
-        if entry is None or entry.share is None:
-            return region.source
-        return region.source.of_share(entry.share, entry.share.shape)
-
-    def take(self, entries: Iterable[Entry]) -> dict[str, str]:
-        """Note of which tensors a share comes instead of the whole, before :meth:`pairs` is asked.
-
-        Returns:
-            name -> why its share is not enough, where the model keeps some of a tensor that is not in it.
-        """
-        refused = {}
-        for entry in entries:
-            self.shares.pop(entry.name, None)
-            if entry.share is None or entry.name not in self.of:
-                continue
-            self.shares[entry.name] = entry
-            try:
-                for region in self.of[entry.name]:
-                    self._source(entry.name, region)
-            except LookupError as error:
-                refused[entry.name] = str(error)
-        return refused
-
-    def forget(self) -> None:
-        """Let go of the tensors of earlier calls."""
-        self._known.clear()
-
-    def read_back(self, name: str, sent: Tensor) -> Tensor:
-        """The tensor as the model holds it.
+    def pairs(
+        self, tensors: Mapping[str, Tensor], shares: Mapping[str, Share] | None = None
+    ) -> dict[str, list[Pair]]:
+        """Where the model keeps what it has of these tensors, and what of each belongs there, part by part.
 
         Args:
-            name: in the checkpoint.
-            sent: the tensor as it was sent, contiguous, any dtype; parts that live on other ranks are taken
-                from it.
+            tensors: contiguous, by name.
+            shares: which part of a whole those are that are one.
 
-        Returns:
-            in the model's dtype; equal to ``sent`` cast to it if and only if every copy that the model holds
-            is (a tied head that is a copy counts too).
+        Raises:
+            LookupError: see :meth:`View.of_share`.
         """
-        held = sent.detach().to(self.dtype(name)).contiguous().clone()
-        for region, (now, wanted) in zip(self.of[name], self.pairs({name: sent})[name], strict=True):
-            if not torch.equal(bits(now), bits(wanted.to(now.device, now.dtype))):
-                self._source(name, region).within(held).copy_(now)
-        return held
+        named = named_tensors(self.model)
+        found = {}
+        for name, tensor in tensors.items():
+            if name in self.of:
+                sources = self._sources(name, (shares or {}).get(name))
+                found[name] = [
+                    (region.target.on(named[region.parameter].detach()), source.within(tensor.detach()))
+                    for region, source in zip(self.of[name], sources, strict=True)
+                ]
+        return found
+
+    def _sources(self, name: str, share: Share | None) -> list[View]:
+        regions = [region.source for region in self.of[name]]
+        return regions if share is None else [source.of_share(share, share.shape) for source in regions]
+
+    def refused(self, shares: Mapping[str, Share]) -> dict[str, str]:
+        """Name -> why its share is not enough, where the model keeps some of a tensor that is not in it."""
+        found = {}
+        for name, share in shares.items():
+            try:
+                self._sources(name, share) if name in self.of else None
+            except LookupError as error:
+                found[name] = str(error)
+        return found
+
+
+def read_back(sent: Tensor, pairs: Sequence[Pair]) -> Tensor:
+    """A tensor as a model holds it.
+
+    Args:
+        sent: as it was sent, contiguous, any dtype; parts that live on other ranks are taken from it.
+        pairs: of it.
+
+    Returns:
+        in the model's dtype; equal to ``sent`` cast to it if and only if every copy that the model holds is.
+    """
+    held = sent.detach().to(pairs[0][0].dtype).clone()
+    for now, wanted in pairs:
+        if not torch.equal(bits(now), bits(wanted.to(now.device, now.dtype))):
+            place = wanted.storage_offset() - sent.storage_offset()
+            torch.as_strided(held, wanted.shape, wanted.stride(), place).copy_(now)
+    return held
 
 
 def changed(pairs: Mapping[str, Sequence[Pair]]) -> list[str]:
@@ -221,6 +199,17 @@ def copy_all(pairs: Iterable[Pair]) -> None:
 def bits(tensor: Tensor) -> Tensor:
     """The bits of a tensor as whole numbers, so that NaN equals NaN and 0 differs from -0."""
     return tensor.contiguous().view(_WHOLE[tensor.element_size()])
+
+
+def addresses(model: nn.Module) -> list[int]:
+    """Where a model's parameters and buffers are, in the order of its modules."""
+    return [
+        tensor.data_ptr()
+        for module in model.modules()
+        for kept in (module._parameters, module._buffers)
+        for tensor in kept.values()
+        if tensor is not None
+    ]
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -1,8 +1,7 @@
-"""The sending end in a trainer's process: packs buckets for engines whose processes open them themselves."""
+"""The sending end in a trainer's process where engines do not open its memory: broadcasts, or files."""
 
 import secrets
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -12,29 +11,23 @@ from torch import Tensor
 from relax_rollout.digest import tensor_digests
 from relax_rollout.engine import TransferError
 from relax_rollout.weights.broadcast import BroadcastGroup, BroadcastSender, Meeting
-from relax_rollout.weights.bucket import Bucket, Share, bucket_bytes, pack, plan, torch_dtype
+from relax_rollout.weights.bucket import Bucket, pack, plan, torch_dtype
 from relax_rollout.weights.files import BucketFiles
-from relax_rollout.weights.ipc import IpcSender
 
-SendingPath = Literal["ipc", "broadcast", "disk"]
+SendingPath = Literal["broadcast", "disk"]
 
 
 class WeightSender:
     """Packs the buckets of one update after the other.
 
     Args:
-        path: "ipc" leaves them in this process's memory, "broadcast" sends them to a group, "disk" writes
-            files.
+        path: "broadcast" sends them to a group, "disk" writes files.
         folder: of "disk"; every receiver sees it under this name.
-        lent: memory that "ipc" need not copy, see :class:`relax_rollout.weights.ipc.IpcSender`.
     """
 
-    def __init__(
-        self, path: SendingPath, *, folder: str | Path | None = None, lent: Iterable[Tensor] = ()
-    ) -> None:
+    def __init__(self, path: SendingPath, *, folder: str | Path | None = None) -> None:
         self._path = path
         self._folder = folder
-        self._ipc = IpcSender(lent) if path == "ipc" else None
         self._files: BucketFiles | None = None
         self._group: BroadcastGroup | None = None
         self._sender: BroadcastSender | None = None
@@ -42,8 +35,6 @@ class WeightSender:
 
     def begin(self) -> None:
         """A new update begins; what is left of the last one is given up."""
-        if self._ipc is not None:
-            self._ipc.release()
         if self._path == "disk":
             if self._files is not None:
                 self._files.close()
@@ -73,39 +64,25 @@ class WeightSender:
             raise TransferError(f"the group for weights did not come together: {error}") from error
         self._sender = BroadcastSender(self._group, device)
 
-    def pack(
-        self,
-        tensors: Mapping[str, Tensor],
-        dtypes: Mapping[str, str],
-        shares: Mapping[str, Share] | None = None,
-    ) -> list[Bucket]:
+    def pack(self, tensors: Mapping[str, Tensor], dtypes: Mapping[str, str]) -> Bucket:
         """Pack some tensors, each in the dtype in which the engines serve it.
 
-        Lent ones must stay as they are until the update has ended, others may change; a bucket of
-        "broadcast" waits for :meth:`send`, and until then its tensors stay as they are.
+        A bucket of "broadcast" waits for :meth:`send`, and until then its tensors stay as they are.
 
         Args:
             tensors: by name.
             dtypes: of the engines' weights, by name; a name without one travels as it is.
-            shares: which part of a whole each is, of those that are a part.
         """
-        return [_with_shares(bucket, shares or {}) for bucket in self._pack(tensors, dtypes)]
-
-    def _pack(self, tensors: Mapping[str, Tensor], dtypes: Mapping[str, str]) -> list[Bucket]:
         cast = {name: t.to(torch_dtype(dtypes[name])) if name in dtypes else t for name, t in tensors.items()}
-        digests = tensor_digests(cast)
-        if self._ipc is not None:
-            found = self._ipc.buckets(cast, digests)
-            return [Bucket(tuple(entries), bucket_bytes(entries), handle=handle) for entries, handle in found]
-        entries, nbytes = plan(cast, digests)
+        entries, nbytes = plan(cast, tensor_digests(cast))
         if self._path == "disk":
             assert self._files is not None, "begin comes first"
             path, room = self._files.create(nbytes)
             pack(cast, entries, room)
-            return [Bucket(tuple(entries), nbytes, file=path)]
+            return Bucket(tuple(entries), nbytes, file=path)
         bucket = Bucket(tuple(entries), nbytes)
         self._waiting = cast, bucket
-        return [bucket]
+        return bucket
 
     def send(self) -> None:
         """Begin to broadcast the bucket that was packed last.
@@ -135,12 +112,5 @@ class WeightSender:
 
     def close(self) -> None:
         """Give everything up."""
-        if self._ipc is not None:
-            self._ipc.close()
         if self._files is not None:
             self._files.close()
-
-
-def _with_shares(bucket: Bucket, shares: Mapping[str, Share]) -> Bucket:
-    entries = (replace(entry, share=shares.get(entry.name)) for entry in bucket.entries)
-    return replace(bucket, entries=tuple(entries))

@@ -6,6 +6,7 @@ import logging
 import pytest
 import torch
 from relax_rollout import EngineError, EngineStateError, Request, SamplingParams, TransferError, tensor_digest
+from relax_rollout.weights.packing import Packing
 from relax_rollout.weights.sender import WeightSender
 
 SHAPES = {"a.weight": (4, 3), "b.weight": (5,), "mtp.c.weight": (2, 2)}
@@ -138,33 +139,43 @@ def test_servers_that_share_nothing_take_a_broadcast_which_survives_calls_that_f
     assert "weights travel by broadcast: a server sees neither" in caplog.text
 
 
-async def pack_elsewhere(engine, sender, weights, version):
+def packer_of(path, folder):
+    """Gives the buckets of some weights, and what gives them up."""
+    if path == "ipc":
+        packing = Packing(CPU)
+        return (lambda given, dtypes: packing([given], dtypes)), packing.close
+    sender = WeightSender(path, folder=folder)
+
+    def pack(given, dtypes):
+        sender.begin()
+        return [sender.pack({name: tensor}, dtypes) for name, tensor in given.items()]
+
+    return pack, sender.close
+
+
+async def pack_elsewhere(engine, pack, weights, version):
     dtypes = await engine.begin_update(version)
-    sender.begin()
-    for name, tensor in weights.items():
-        for bucket in sender.pack({name: tensor.double()}, dtypes):
-            await engine.load_packed([bucket])
+    for bucket in pack({name: tensor.double() for name, tensor in weights.items()}, dtypes):
+        await engine.load_packed([bucket])
     return await engine.end_update()
 
 
 @pytest.mark.parametrize("path", ["ipc", "disk"])
 def test_what_another_process_packed_is_opened_by_the_servers(run, stubs, weights, tmp_path, path):
     """Also by one that restarts, as long as it is there."""
-    stubs[0].faults["receive"] = ["", "restart"]
-    sender = WeightSender(path, folder=tmp_path / "weights")
+    stubs[0].faults["receive"] = ["restart"] if path == "ipc" else ["", "restart"]
+    pack, close = packer_of(path, tmp_path / "weights")
 
     async def test(engine):
-        served = [await pack_elsewhere(engine, sender, weights, 1)]
-        served.append(await pack_elsewhere(engine, sender, {n: -t for n, t in weights.items()}, 2))
+        served = [await pack_elsewhere(engine, pack, weights, 1)]
+        served.append(await pack_elsewhere(engine, pack, {n: -t for n, t in weights.items()}, 2))
         stubs[1].boot()
         await engine.pause()
         await engine.resume()
         seen = await versions(engine)
         both = serve(stubs[1], {n: -t for n, t in weights.items()})
         # The sender writes the next weights: a server that is lost now waits for the update.
-        sender.begin()
-        for name, tensor in weights.items():
-            sender.pack({name: tensor}, {})
+        pack(weights, {})
         stubs[0].boot()
         await engine.pause()
         await engine.resume()
@@ -175,7 +186,7 @@ def test_what_another_process_packed_is_opened_by_the_servers(run, stubs, weight
     try:
         served, seen, both, drawn = run(test, stubs)
     finally:
-        sender.close()
+        close()
     assert served == [digests(weights), digests({n: -t for n, t in weights.items()})]
     assert (seen, both, drawn) == ({2}, True, 0)
     assert not list((tmp_path / "weights").glob("*/*"))
@@ -191,7 +202,7 @@ def test_servers_take_part_in_anothers_broadcast(run, stub_processes, weights):
         await asyncio.gather(asyncio.to_thread(sender.meet, CPU), engine.connect(meeting, 1))
         for name, tensor in weights.items():
             sent = tensor.clone()
-            (bucket,) = sender.pack({name: sent}, dtypes)
+            bucket = sender.pack({name: sent}, dtypes)
             sent += damage
             await asyncio.gather(engine.load_packed([bucket]), asyncio.to_thread(sender.send))
         return await engine.end_update()

@@ -39,8 +39,8 @@ class SglangConfig:
             on; "broadcast" by a collective; "local" by "ipc" where every server can open the memory of the
             first bucket, else by "files", and refused where they see neither; "auto" likewise, and by
             "broadcast" in place of a refusal. What was chosen, and why, is logged.
-        replay: load by the copies that the model's loader was seen to do, all at once, instead of calling it
-            with every tensor: quicker, and blind to whatever else the loader does.
+        replay: load by the copies that the model's loader was seen to do, all at once. False calls the loader
+            with every tensor at every update: for one that does more than to copy.
         folder: where "files" puts buckets; None is shared memory, a file system that all hosts see works
             across hosts.
         backend: collective of "broadcast": "gloo", "nccl" or "hccl"; None takes the device's.
@@ -75,7 +75,7 @@ class SglangConfig:
     draft_window: int = 2000
     version: int = 0
     transport: Transport = "files"
-    replay: bool = False
+    replay: bool = True
     folder: str | Path | None = None
     backend: str | None = None
     host: str = "127.0.0.1"

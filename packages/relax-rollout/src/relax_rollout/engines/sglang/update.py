@@ -13,7 +13,7 @@ from relax_rollout.digest import tensor_digests
 from relax_rollout.engine import TransferError
 from relax_rollout.engines.sglang.server import Server
 from relax_rollout.update_check import Served, UpdateCheck
-from relax_rollout.weights.bucket import Bucket, bucket_bytes, pack, plan, torch_dtype, views
+from relax_rollout.weights.bucket import Bucket, pack, plan, torch_dtype, views
 from relax_rollout.weights.files import BucketFiles
 from relax_rollout.weights.ipc import IpcSender
 
@@ -60,7 +60,7 @@ class Update:
         elsewhere: its buckets are another process's, which may change them once another update has begun.
     """
 
-    def __init__(self, version: int, check: UpdateCheck, *, replay: bool = False) -> None:
+    def __init__(self, version: int, check: UpdateCheck, *, replay: bool = True) -> None:
         self.id = f"{version}-{secrets.token_hex(4)}"
         self.version = version
         self.check = check
@@ -143,8 +143,7 @@ class Update:
         sent = tensor_digests(tensors)
         if self.ipc is not None:
             self.keep(tensors, sent)
-            found = self.ipc.buckets(tensors, sent)
-            return [Bucket(tuple(entries), bucket_bytes(entries), handle=handle) for entries, handle in found]
+            return self.ipc.buckets(tensors, sent)
         assert self.files is not None
         entries, nbytes = plan(tensors, sent)
         path, buffer = self.files.create(nbytes)

@@ -188,7 +188,7 @@ class Control:
             raise RuntimeError("requests hold caches of the old weights; pause with the mode retract")
         for request in scheduler.waiting_queue:
             versions.stamp(request)
-        self.receiver.replay = message.get("replay", False)
+        self.receiver.replay = message.get("replay", True)
         result = self.receiver.commit(
             message["update"], message["buckets"], kept=message.get("kept", ()), stored=self._stored
         )
