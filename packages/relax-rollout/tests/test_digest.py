@@ -128,6 +128,38 @@ def test_the_kernel_gives_the_sums_of_the_reference():
     assert said == "True\nTrue\n"
 
 
+class HopperWithoutDevice:
+    """Answers what Triton asks its driver before it compiles."""
+
+    def get_current_target(self):
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device):
+        return 0
+
+
+def test_the_kernel_compiles_for_hopper(monkeypatch):
+    """The interpreter takes more than the compiler does."""
+    triton = pytest.importorskip("triton")
+    from relax_rollout.digest_kernel import KernelSums
+
+    compiled, run = [], triton.runtime.jit.JITFunction.run
+
+    def warm_up(self, *args, grid, warmup, **kwargs):
+        compiled.append(run(self, *args, grid=grid, warmup=True, **kwargs))
+
+    monkeypatch.setattr(triton.runtime.jit.JITFunction, "run", warm_up)
+    monkeypatch.setattr(triton.runtime.driver, "_active", HopperWithoutDevice())
+    KernelSums([torch.zeros(3, COLUMNS, dtype=torch.int64)])()
+    (kernel,) = compiled
+    assert kernel.asm["cubin"]
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_digests_of_a_cuda_device_are_those_of_the_host(large):
     here, there = large, large.cuda()

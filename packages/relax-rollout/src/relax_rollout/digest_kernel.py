@@ -3,7 +3,9 @@
 Sums modulo 2**64 are the same in any order, so that blocks add theirs up as they come.
 """
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,17 +19,25 @@ ROWS = 64
 """Of a block, 1 MiB."""
 
 
-def _odd(place: Any, GAMMA: tl.constexpr, MIX: tl.constexpr) -> Any:
+def jit(function: Callable[..., Any]) -> Any:
+    """Triton's compiler, with a type."""
+    return triton.jit(function)
+
+
+@jit
+def odd(place: tl.tensor, GAMMA: tl.constexpr, MIX: tl.constexpr) -> tl.tensor:
+    """See `_odd` of :mod:`relax_rollout.digest_sums`."""
     x = (place.to(tl.int64) + 1) * GAMMA
     return ((x ^ (x >> 30)) * MIX) | 1
 
 
-def _add(
-    sums_B3: Any,
-    address_N: Any,
-    rows_N: Any,
-    first_N: Any,
-    table_N: Any,
+@jit
+def add_sums(
+    sums_B3: tl.tensor,
+    address_N: tl.tensor,
+    rows_N: tl.tensor,
+    first_N: tl.tensor,
+    table_N: tl.tensor,
     COLUMNS: tl.constexpr,
     ROWS: tl.constexpr,
     GAMMA: tl.constexpr,
@@ -54,10 +64,6 @@ def _add(
     tl.atomic_add(sums + 2, tl.sum(upper_C, 0))
 
 
-jit: Any = triton.jit
-odd, add = jit(_odd), jit(_add)
-
-
 class KernelSums:
     """See :func:`relax_rollout.digest_sums.sums_of`."""
 
@@ -79,5 +85,7 @@ class KernelSums:
         """Int64 [B, 3], until the next call."""
         self._sums_B3.zero_()
         grid = (len(self._blocks[0]),)
-        add[grid](self._sums_B3, *self._blocks, COLUMNS=COLUMNS, ROWS=ROWS, GAMMA=GAMMA, MIX=MIX, num_warps=8)
+        add_sums[grid](
+            self._sums_B3, *self._blocks, COLUMNS=COLUMNS, ROWS=ROWS, GAMMA=GAMMA, MIX=MIX, num_warps=8
+        )
         return self._sums_B3

@@ -128,7 +128,8 @@ def test_other_values_than_were_sent_are_named_and_nothing_serves(stubs, run, we
         await update(engine, weights, version=2)
         return await engine.generate(ask())
 
-    completions = run(test, stubs, **SHORT)
+    # The fault is the loader's own.
+    completions = run(test, stubs, replay=False, **SHORT)
     assert {v for c in completions for v in c.versions} == {2}
 
 
