@@ -269,24 +269,40 @@ def test_training_on_sglang(model: Path, tmp_path: Path) -> None:
     assert all(0 <= row["draft_acceptance"] <= 1 and 1 <= row["draft_length"] <= 3 for row in steps)
 
 
-def test_pictures_are_learnt_from_what_servers_saw(tmp_path: Path) -> None:
-    """The server sees the trainer's pictures at the trainer's places; its frozen tower stays as it loaded it,
+@pytest.mark.timeout(1500)  # a server of SGLang, on a machine that may be busy
+@pytest.mark.parametrize(
+    ("vision", "drafts", "tensor"),
+    [("frozen", 0, 1), ("trained", 2, 2)],
+    ids=["plain", "drafts-on-two-ranks"],
+)
+def test_pictures_are_learnt_from_what_servers_saw(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vision: str, drafts: int, tensor: int
+) -> None:
+    """The server sees the trainer's pictures at the trainer's places; a frozen tower stays as it loaded it,
     which is checked by digest at every update."""
     from relax_core.config.root import RelaxConfig
+    from relax_core.testing import colours
     from relax_core.testing.colours import write_model, write_rows
     from relax_core.testing.runs import records, start
 
+    sizes = colours.model_config()
+    # On CPUs SGLang pads what it cannot cut into multiples of 32, and what is padded cannot be read back; nor
+    # can the single number that one head of the delta net on a rank would have.
+    sizes["text_config"] |= {"num_key_value_heads": 2, "intermediate_size": 64, "linear_num_value_heads": 4}
+    sizes["vision_config"]["intermediate_size"] = 64
+    monkeypatch.setattr(colours, "model_config", lambda: sizes)
     rows = write_rows(tmp_path / "task")
     config = RelaxConfig.model_validate(
         {
             "run": {"steps": 3, "device": "cpu", "progress": "none", "threads": 1, "name": "colours"},
-            "model": {"path": str(write_model(tmp_path / "model")), "vision": "frozen"},
+            "model": {"path": str(write_model(tmp_path / "model")), "vision": vision},
             "data": {"path": str(rows), "images_key": "images"},
             "trainer": {"lr": 1e-2, "precision": "fp32"},
             "rollout": {
                 "engine": "sglang", "prompts_per_step": 8, "samples_per_prompt": 4, "max_new_tokens": 3,
-                "max_batch_size": 32,
+                "max_batch_size": 32, "draft_tokens": drafts,
             },
+            "sglang": {"tensor": tensor},
             "reward": {"function": "exact_match", "concurrency": 1},
             "eval": {"every": 0},
             "checkpoint": {"every": 0},
@@ -296,3 +312,4 @@ def test_pictures_are_learnt_from_what_servers_saw(tmp_path: Path) -> None:
     assert len(steps) == 3
     # Float32 on both sides; a picture at another place, or none, gives 0.1.
     assert max(step["logprob_gap_max"] for step in steps) < 1e-4
+    assert all(("draft_acceptance" in step) == bool(drafts) for step in steps)

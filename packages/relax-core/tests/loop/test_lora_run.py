@@ -95,7 +95,9 @@ print(json.dumps([float((wanted - other).abs().max()) for other in (start, adapt
 """
 
 
-def test_peft_loads_the_adapters_of_every_projection_and_of_routed_experts(small_run, small_model, moe_config_of, tmp_path):
+def test_peft_loads_the_adapters_of_every_projection_and_of_routed_experts(
+    small_run, small_model, moe_config_of, tmp_path
+):
     dense = Checkpoint.open(small_model)
     facts = moe_config_of(
         architectures=["Qwen3_5MoeForCausalLM"],

@@ -6,23 +6,30 @@ import math
 import pytest
 import torch
 from relax_core.loop import run
+from relax_core.loop.local import LocalPolicy
 from relax_core.run import RunDirectory
 from relax_core.testing.runs import records, start, weights
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
-def test_supervised_fine_tuning_lowers_the_held_out_loss(small_run, tmp_path):
+def test_supervised_fine_tuning_lowers_the_held_out_loss(small_run, tmp_path, monkeypatch):
+    scored = []
+    score = LocalPolicy.score
+    monkeypatch.setattr(
+        LocalPolicy, "score", lambda policy, samples: scored.append(len(samples)) or score(policy, samples)
+    )
     rows = [{"prompt": f"{i} plus {i}", "completion": str(2 * i)} for i in range(10, 60)]
     data = tmp_path / "sft.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = small_run(
         algorithm={"name": "sft"},
-        data={"path": str(data), "eval_path": None, "eval_fraction": 0.2},
+        data={"path": str(data), "eval_path": None, "eval_fraction": 0.26},
         run={"steps": 20},
         sft={"samples_per_step": 10},
     )
     steps = records(start(config, tmp_path / "sft"))
     assert steps[-1]["eval_loss"] < 0.8 * steps[0]["eval_loss"]
+    assert scored == [10, 3] * 2, "before and after, no more at once than a step has"
     assert steps[-1]["eval_perplexity"] == pytest.approx(math.exp(steps[-1]["eval_loss"]))
 
 

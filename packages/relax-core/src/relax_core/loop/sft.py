@@ -51,14 +51,21 @@ class SftLoop:
         return StepResult(LateMetrics(trained))
 
     def evaluate(self, step: int) -> dict[str, float]:
-        """Mean negative log-likelihood of held-out target tokens, and its exponential."""
-        held_out = _trainable(self._data.held_out[: self._config.eval.max_prompts])
-        tokens = sum(int((sample.mask_L > 0).sum()) for sample in held_out)
+        """Mean negative log-likelihood of held-out target tokens, and its exponential.
+
+        Scored a batch at a time, as pictures of all that is held out may be more than memory.
+        """
+        held_out = self._data.held_out[: self._config.eval.max_prompts]
+        size = self._config.sft.samples_per_step
+        tokens, sums = 0, []
+        with self._recorder.phase("eval"):
+            for start in range(0, len(held_out), size):
+                samples = _trainable(held_out[start : start + size])
+                tokens += sum(int((sample.mask_L > 0).sum()) for sample in samples)
+                sums += [float(score.double().sum()) for score in self._session.policy.score(samples)]
         if tokens == 0:
             return {}
-        with self._recorder.phase("eval"):
-            scores = self._session.policy.score(held_out)
-        loss = -math.fsum(float(score.double().sum()) for score in scores) / tokens
+        loss = -math.fsum(sums) / tokens
         return {"eval_loss": loss, "eval_perplexity": math.exp(min(loss, 700.0))}
 
     def state(self) -> dict[str, Any]:
