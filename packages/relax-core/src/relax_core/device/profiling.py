@@ -10,6 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 @contextmanager
 def torch_profile(folder: Path, name: str, activities: Sequence[ProfilerActivity]) -> Iterator[None]:
     """Profiles what this thread does inside the `with` block; see `Device.profile`."""
-    with profile(activities=list(activities)) as profiler:
+    # There is one cycle; without `acc_events` torch warns that it clears those before it.
+    with profile(activities=list(activities), acc_events=True) as profiler:
         yield
     profiler.export_chrome_trace(str(folder / f"{name}.json"))
