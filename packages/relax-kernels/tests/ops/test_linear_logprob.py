@@ -33,6 +33,16 @@ def test_uniform_logits_by_hand(target: Target) -> None:
     assert_near(entropy.cpu(), -expected, 1e-6)
 
 
+@pytest.mark.parametrize("fixed", [False, True], ids=["trained-head", "fixed-head"])
+def test_a_nearly_certain_token_keeps_its_digits(target: Target, fixed: bool) -> None:
+    # Logits 30 and 22: log(1 + exp(-8)) is a hundred times what rounding may take of 30 in float32.
+    hidden = (torch.ones(1, 16, device=target.device) / 16).requires_grad_()
+    weight = torch.tensor([[30.0], [22.0]], device=target.device).repeat(1, 16).requires_grad_(not fixed)
+    token_T = torch.zeros(1, dtype=torch.int64, device=target.device)
+    logprob, *_ = run(target, hidden.bfloat16(), weight.bfloat16(), token_T)
+    assert logprob.item() == pytest.approx(-math.log1p(math.exp(-8)), rel=1e-3)
+
+
 def test_a_target_of_none_belies_all_targets() -> None:
     hidden, weight, token_T = torch.ones(2, 4), torch.ones(3, 4), torch.tensor([2, -1])
     with pytest.raises(rk.InvalidInput, match=r"\[0, 3\), given values from -1 to 2; all_targets says"):

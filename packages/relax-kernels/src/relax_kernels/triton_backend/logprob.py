@@ -77,18 +77,21 @@ class _LinearLogprob(torch.autograd.Function):
                     largest_TK, index_TK = largest(torch.cat((largest_TK, value_TK), 1), index_TK, top_k)
         if group is not None:
             top_T, total_T, chosen_T, weighted_T = over_ranks(group, top_T, total_T, chosen_T, weighted_T)
-        lse_T = top_T + total_T.log()
-        entropy_T = total_T.log() - weighted_T / total_T if with_entropy else None
+        rest_T = total_T.log()
+        lse_T = top_T + rest_T
+        # In this order a token that is nearly certain keeps its digits.
+        logprob_T = chosen_T - top_T - rest_T
+        entropy_T = rest_T - weighted_T / total_T if with_entropy else None
         ctx.save_for_backward(hidden_TD, weight_VD, target_T, lse_T, entropy_T)
         ctx.options = (temperature, slices, offset, group if reduce_hidden_grad else None)
         ctx.set_materialize_grads(False)
         if not top_k:
-            return chosen_T - lse_T, entropy_T, None, None
+            return logprob_T, entropy_T, None, None
         if group is not None:
             largest_TK, index_TK = largest_over_ranks(largest_TK, index_TK, top_k, group)
-        topk_TK = largest_TK / temperature - lse_T[:, None]
+        topk_TK = largest_TK / temperature - top_T[:, None] - rest_T[:, None]
         ctx.mark_non_differentiable(topk_TK, index_TK)
-        return chosen_T - lse_T, entropy_T, topk_TK, index_TK
+        return logprob_T, entropy_T, topk_TK, index_TK
 
     @staticmethod
     @once_differentiable

@@ -68,7 +68,7 @@ class _FixedHeadLogprob(torch.autograd.Function):
         own_top_T = top_T
         if group is not None:
             top_T, total_T, chosen_T, _ = over_ranks(group, top_T, total_T, chosen_T, unused_T)
-        logprob_T: torch.Tensor = chosen_T - (top_T + total_T.log())
+        logprob_T: torch.Tensor = chosen_T - top_T - total_T.log()
         gradient_TD = sum_TD.mul_((own_top_T - top_T).exp_().div_(total_T).neg_()[:, None])
         place_T = target_T - offset
         here_T = (place_T >= 0) & (place_T < V)
