@@ -227,7 +227,9 @@ def _vocabulary_parallel_rank(rank: int, folder: Path, reduce_here: bool) -> Non
 
 @pytest.mark.parametrize("reduce_here", [True, False])
 def test_vocabulary_over_two_ranks(tmp_path: Path, reduce_here: bool) -> None:
-    mp.start_processes(_vocabulary_parallel_rank, (tmp_path, reduce_here), nprocs=2, start_method="fork")
+    # Processes forked after a backward pass on a CUDA device cannot take one.
+    how = "spawn" if torch.cuda.is_initialized() else "fork"
+    mp.start_processes(_vocabulary_parallel_rank, (tmp_path, reduce_here), nprocs=2, start_method=how)
 
 
 def test_bad_inputs_are_refused_by_name() -> None:

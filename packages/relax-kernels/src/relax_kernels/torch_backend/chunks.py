@@ -67,7 +67,8 @@ class ChunkLayout:
         if not self.in_order:
             x_TH = x_TH.index_select(0, self.token_of_cell)
             if self.empty is not None:
-                x_TH.index_fill_(0, self.empty, 0.0)
+                # Filling at an index makes the host wait for a device; copying does not.
+                x_TH.index_copy_(0, self.empty, x_TH.new_zeros(len(self.empty), *x_TH.shape[1:]))
         rest = x_TH.shape[1:]
         return [
             x_TH[grid.cells].reshape(grid.chunks, grid.chunk, *rest).transpose(1, 2).contiguous()
