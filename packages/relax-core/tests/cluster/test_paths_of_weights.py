@@ -1,9 +1,12 @@
 """Real runs on Ray by every path of weights: equal bits to those of one process, whoever dies on the way."""
 
 import logging
+from types import SimpleNamespace
 
 import pytest
+import torch
 from relax_core.cluster.config import ClusterConfig
+from relax_core.cluster.rank import TrainerRank
 from relax_core.cluster.weight_path import WeightPath, equal_ranks, memory_sources
 from relax_rollout import SharesRefusedError
 
@@ -72,3 +75,28 @@ def test_tensors_that_an_engine_keeps_whole_are_gathered_and_all_if_that_is_not_
     text = "server 0 refused receive: shares that are not enough: a.weight, b; the first: places 0 to 4"
     assert SharesRefusedError(text).names == ("a.weight", "b")
     assert SharesRefusedError("otherwise").names == ()
+
+
+class Policy:
+    """What a rank asks of its policy before it packs weights."""
+
+    def __init__(self):
+        self.world = SimpleNamespace(torch_device=torch.device("cpu"))
+        self.places, self.holds_all, self.waited = (64, 128), True, 0
+
+    def settle(self):
+        self.waited += 1
+
+
+def test_weights_that_moved_or_are_cut_otherwise_are_packed_by_another_record():
+    rank = TrainerRank.__new__(TrainerRank)
+    rank._policy, rank._packings = Policy(), {}
+    first = rank._packing_for(None, ())
+    assert rank._packing_for(None, ()) is first
+    rank._policy.places = (64, 256)
+    moved = rank._packing_for(None, ())
+    cut = rank._packing_for(2, ())
+    assert len({id(first), id(moved), id(cut)}) == 3
+    assert list(rank._packings.values()) == [cut]
+    # A record does not ask for the weights, and so does not wait for them.
+    assert rank._policy.waited == 4

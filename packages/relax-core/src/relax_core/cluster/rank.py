@@ -59,7 +59,7 @@ class TrainerRank:
         self._export: Iterator[Mapping[str, Tensor]] | None = None
         self._sender: WeightSender | None = None
         self._packing: Packing | None = None
-        self._packings: dict[Any, Packing] = {}
+        self._packings: dict[tuple[Any, ...], Packing] = {}
 
     def visible_devices(self, resource: str) -> list[str]:
         """Numbers, on this host, of the devices that Ray gave to this rank."""
@@ -162,7 +162,7 @@ class TrainerRank:
     def _packing_for(self, engine_ranks: int | None, gathered: tuple[str, ...]) -> Packing:
         # A packing that is recorded does not ask for the weights, nor wait for them.
         self._policy.settle()
-        key = engine_ranks, gathered
+        key = engine_ranks, gathered, self._policy.places
         if key not in self._packings:
             for other in self._packings.values():
                 other.close()

@@ -165,6 +165,11 @@ class LocalPolicy:
         return [p for p in held if p.untyped_storage().nbytes() >= LENT_BYTES]
 
     @property
+    def places(self) -> tuple[int, ...]:
+        """Addresses of the parameters of this rank."""
+        return tuple(p.data_ptr() for chunk in self.trainer.chunks for p in chunk.parameters())
+
+    @property
     def holds_all(self) -> bool:
         """Whether this rank has whole weights, so that no other takes part in `changing_tensors`."""
         return self._placement.holds_all(self.trainer.chunks)
