@@ -38,6 +38,7 @@ def test_the_first_path_that_works_at_every_server_is_taken(
 ):
     caplog.set_level(logging.INFO)
     stubs[1].shares = shares
+    stubs[0].faults["sees"] = ["502", "lost"]
 
     async def test(engine):
         return await update(engine, weights), await versions(engine), engine._way.transport
@@ -110,6 +111,7 @@ def test_a_byte_that_flips_in_shared_memory_is_noticed_and_sent_again(run, stubs
 
 def test_memory_always_damaged_is_refused_and_the_old_version_serves(run, stubs, weights, update):
     stubs[1].faults["receive"] = ["damage"] * 9
+    stubs[0].faults["discard"] = ["502", "lost"]
 
     async def test(engine):
         with pytest.raises(TransferError, match=r"received other bytes than were sent, 3 times: a\.weight"):
