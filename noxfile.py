@@ -139,9 +139,13 @@ def wheel(session: nox.Session, package: str) -> None:
 
 @nox.session(python=PYTHON, tags=["check"])
 def e2e(session: nox.Session) -> None:
-    """What spans packages: repository rules, the README's own commands, a newcomer's first run."""
+    """What spans packages: repository rules, the README's own commands, a newcomer's first run.
+
+    Also a Ray that takes jobs, and TransferQueue, which no other session installs.
+    """
     sync_workspace(session)
-    run_pytest(session, "tests", env={"UV_PROJECT_ENVIRONMENT": session.virtualenv.location})
+    cluster = [f"packages/relax-core/tests/cluster/test_{name}.py" for name in ("join", "stream")]
+    run_pytest(session, "tests", *cluster, env={"UV_PROJECT_ENVIRONMENT": session.virtualenv.location})
 
 
 @nox.session(python=PYTHON, tags=["check"])

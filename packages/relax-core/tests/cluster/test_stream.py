@@ -12,7 +12,7 @@ INSTALLED = find_spec("transfer_queue") is not None
 
 @pytest.mark.skipif(INSTALLED, reason="transferqueue is installed")
 def test_without_the_package_it_says_what_to_install():
-    with pytest.raises(ClusterError, match=r"pip install transferqueue, or set cluster.stream to ray"):
+    with pytest.raises(ClusterError, match=r"pip install 'relax-core\[transfer_queue\]', or set"):
         open_stream(ClusterConfig(mode="ray", stream="transfer_queue"))
 
 

@@ -54,8 +54,8 @@ def open_stream(config: ClusterConfig) -> SampleStream:
         return RayStream()
     if find_spec("transfer_queue") is None:
         raise ClusterError(
-            "cluster.stream is transfer_queue, and that package is not installed: pip install transferqueue, "
-            "or set cluster.stream to ray"
+            "cluster.stream is transfer_queue, and that package is not installed: "
+            "pip install 'relax-core[transfer_queue]', or set cluster.stream to ray"
         )
     return TransferQueueStream()
 
@@ -104,7 +104,7 @@ class TransferQueueStream:
     """
 
     def __init__(self) -> None:
-        import transfer_queue  # type: ignore[import-not-found,unused-ignore]
+        import transfer_queue
 
         self._queue = transfer_queue
         self._queue.init()
@@ -112,7 +112,7 @@ class TransferQueueStream:
 
     def put(self, samples: PackedSamples) -> Rows:
         """See `SampleStream`."""
-        from tensordict import TensorDict  # type: ignore[import-not-found,unused-ignore]
+        from tensordict import TensorDict
 
         number = next(self._numbers)
         rows = Rows(

@@ -86,8 +86,8 @@ class RolloutConfig(Section):
     )
     partial_versions: int = setting(
         2,
-        "With early_abort, versions that the oldest token of a partial rollout may be older than the "
-        "weights that go on; it is begun anew otherwise.",
+        "With early_abort continue, versions that the oldest token of a partial rollout may be older than "
+        "the weights that go on; it is begun anew otherwise.",
         unit="versions",
         ge=0,
     )
@@ -153,6 +153,18 @@ class RolloutConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _servers_that_run_are_named_alone(self) -> Self:
+        wrong = [url for url in self.urls if not re.match(r"https?://[^/]", url)]
+        if wrong:
+            raise ValueError(f"urls has {', '.join(map(repr, wrong))}: give http://host:port")
+        if self.urls and self.servers > 1:
+            raise ValueError(
+                f"servers is {self.servers} and urls names {len(self.urls)} that run already, so none is "
+                "started: set servers to 1, or leave urls out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _only_disk_has_a_folder(self) -> Self:
         if self.update_folder is not None and self.update_path != "disk":
             raise ValueError(
@@ -171,6 +183,12 @@ class RolloutConfig(Section):
         if self.early_abort != "off" and self.over_sampling == 1:
             raise ValueError(
                 f"early_abort {self.early_abort} has nothing to stop while over_sampling is 1: set it above 1"
+            )
+        usual = type(self).model_fields["partial_versions"].default
+        if self.early_abort != "continue" and self.partial_versions != usual:
+            raise ValueError(
+                f"partial_versions is {self.partial_versions} and early_abort {self.early_abort}: only with "
+                f"continue are there partial rollouts; set it, or partial_versions to {usual}"
             )
         return self
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -45,6 +46,36 @@ def test_a_process_ends_with_its_children_though_they_do_not_want_to(tmp_path):
     while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(alive(pid) for pid in pids)
+
+
+PARENT = """
+import os, subprocess, sys
+os.environ["RELAX_SGLANG_PARENT"] = str(os.getpid())
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE, text=True)
+print(child.stdout.readline().strip(), flush=True)
+child.wait()
+"""
+CHILD = """
+import os, time
+from relax_rollout.engines.sglang.parent import end_with_parent
+end_with_parent()
+print(os.getpid(), flush=True)
+time.sleep(1000)
+"""
+
+
+def test_a_server_ends_with_a_run_that_is_killed():
+    """As its first lines see to, in `serve` and `route`."""
+    run = subprocess.Popen([sys.executable, "-c", PARENT, CHILD], stdout=subprocess.PIPE, text=True)
+    pid = int(run.stdout.readline())
+    assert alive(pid)
+    run.kill()
+    run.wait()
+    run.stdout.close()
+    deadline = time.monotonic() + 60
+    while alive(pid):
+        assert time.monotonic() < deadline, "it goes on"
+        time.sleep(0.05)
 
 
 def test_the_end_of_the_log_is_told(tmp_path):

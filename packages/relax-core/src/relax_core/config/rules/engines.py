@@ -129,6 +129,18 @@ def _one_server_an_engine_of_a_cluster(cluster: ClusterConfig, rollout: RolloutC
         )
 
 
+def _servers_belong_to_one_engine(cluster: ClusterConfig, rollout: RolloutConfig) -> Iterator[Problem]:
+    """Servers that run already are shared by nobody: two engines would both change their weights."""
+    if rollout.urls and cluster.engines > 1:
+        yield Problem(
+            ("cluster", "engines"),
+            "every engine would join all servers of rollout.urls, and change their weights",
+            given=str(cluster.engines),
+            allowed="1, which shares requests out among all of them",
+            nearest="1",
+        )
+
+
 def _colocated_engines_have_devices(
     cluster: ClusterConfig, rollout: RolloutConfig, sglang: SglangSettings, run: RunConfig
 ) -> Iterator[Problem]:
@@ -228,6 +240,7 @@ RULES = (
     Check(("cluster", "rollout", "run"), _weights_have_a_way),
     Check(("lora", "rollout"), _engines_serve_merged_adapters),
     Check(("cluster", "rollout"), _one_server_an_engine_of_a_cluster),
+    Check(("cluster", "rollout"), _servers_belong_to_one_engine),
     Check(("cluster", "rollout", "sglang", "run"), _colocated_engines_have_devices),
     Check(("cluster", "rollout"), _every_engine_has_prompts),
 )
