@@ -2,8 +2,6 @@
 
 import asyncio
 import logging
-import shutil
-import tempfile
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +11,7 @@ from typing import Any
 from relax_bridge import BridgeError
 from relax_rollout import RolloutEngine, SharesRefusedError, TransferError
 from relax_rollout.weights.bucket import Bucket
+from relax_rollout.weights.files import OwnFolder
 from torch import Tensor
 
 from relax_core.cluster.engines import EngineGroup
@@ -64,7 +63,7 @@ class RayPolicy:
         # The ranks of the open window.
         self._window: Ranks | None = None
         self._path: WeightPath | None = None
-        self._folder: str | None = None
+        self._folder: OwnFolder | None = None
         self._shared_devices: dict[int, list[str]] = {}
         self._met: list[tuple[int, int]] | None = None
         # Whether the engines serve what the ranks hold; and whoever calls the ranks outside of an update.
@@ -170,12 +169,13 @@ class RayPolicy:
         if path.path == "disk" and self._folder is None:
             folder = update_folder(self._config)
             folder.mkdir(parents=True, exist_ok=True)
-            self._folder = tempfile.mkdtemp(prefix="relax-weights-", dir=folder)
+            self._folder = OwnFolder(folder)
+        where = None if self._folder is None else str(self._folder.path)
         try:
-            await self._ask("begin_export", path.path, self._folder, path.engine_ranks, path.gathered)
+            await self._ask("begin_export", path.path, where, path.engine_ranks, path.gathered)
         except BridgeError as error:
             self._path = path = path.whole(str(error))
-            await self._ask("begin_export", path.path, self._folder)
+            await self._ask("begin_export", path.path, where)
         broadcast = path.path == "broadcast"
         if broadcast and engine.updated != self._met:
             await self._meet(engine)
@@ -295,7 +295,7 @@ class RayPolicy:
         """Ends the ranks."""
         self._ranks.close()
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.close()
         self._stream.close()
         self._journal.close()
 

@@ -1,5 +1,7 @@
 """The path by files: shared memory of one host, or a file system that several hosts share."""
 
+import fcntl
+import logging
 import os
 import shutil
 import tempfile
@@ -7,6 +9,8 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+
+log = logging.getLogger(__name__)
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -34,6 +38,47 @@ class FileSource:
         return torch.from_file(self._path, shared=True, size=size, dtype=torch.uint8)
 
 
+class OwnFolder:
+    """A new folder that goes with `close`; those whose owners were killed go with the next one beside them.
+
+    An owner holds a lock, which tells whether it lives in other containers and on other hosts, too.
+
+    Args:
+        parent: where; what has the same prefix there and no owner any more is removed.
+    """
+
+    _PREFIX, _LOCK = "relax-weights-", "owner"
+
+    def __init__(self, parent: Path) -> None:
+        for old in parent.glob(f"{self._PREFIX}*/{self._LOCK}"):
+            _remove_if_left(old)
+        self.path = Path(tempfile.mkdtemp(prefix=self._PREFIX, dir=parent))
+        # Under its name it is locked from the first moment on.
+        unnamed = self.path / f".{self._LOCK}"
+        self._lock = unnamed.open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+        except OSError as error:
+            log.info("%s has no locks (%s): what killed runs leave there stays", parent, error.strerror)
+        else:
+            unnamed.rename(self.path / self._LOCK)
+
+    def close(self) -> None:
+        """Remove it; whoever has its files mapped keeps the bytes."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._lock.close()
+
+
+def _remove_if_left(lock: Path) -> None:
+    try:
+        with lock.open("r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(lock.parent, ignore_errors=True)
+    # It is owned, another user's, or has just been removed.
+    except OSError:
+        return
+
+
 class BucketFiles:
     """The files of one update; they stay until :meth:`close`, so that they can be sent again.
 
@@ -44,12 +89,12 @@ class BucketFiles:
     def __init__(self, folder: str | Path | None = None) -> None:
         if folder is None:
             folder = SHARED_MEMORY if SHARED_MEMORY.is_dir() else tempfile.gettempdir()
-        self._folder = Path(tempfile.mkdtemp(prefix="relax-weights-", dir=folder))
+        self._folder = OwnFolder(Path(folder))
         self._count = 0
 
     def create(self, nbytes: int) -> tuple[str, Tensor]:
         """A new file, mapped: its path and its bytes to write, uint8 [nbytes]."""
-        path = self._folder / f"bucket-{self._count}"
+        path = self._folder.path / f"bucket-{self._count}"
         self._count += 1
         with path.open("wb") as file:
             file.truncate(nbytes)
@@ -57,4 +102,4 @@ class BucketFiles:
 
     def close(self) -> None:
         """Remove the files; whoever has them mapped keeps the bytes."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.close()
