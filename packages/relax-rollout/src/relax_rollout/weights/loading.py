@@ -51,7 +51,7 @@ class Loading:
 
     Args:
         models: that are loaded.
-        buckets: all of an update; of a name that comes twice the last counts.
+        buckets: all of an update, each name in one of them.
         device: of the models.
     """
 
@@ -123,7 +123,8 @@ class ServedDigests:
             for name, pairs in model.regions.pairs(sent, shares).items():
                 for now, wanted in pairs:
                     if now.is_contiguous() and wanted.is_contiguous() and now.numel() == sent[name].numel():
-                        key = f"{len(self._names)}"
+                        # What models share is read once.
+                        key = f"{name} at {now.data_ptr()}"
                         self._whole[key] = now.view(sent[name].shape)
                         self._names.append((key, name))
                     else:
