@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from relax_kernels.cu_seqlens import CuSeqlens
+from relax_kernels.upload import upload
 
 TILE_SCORES = 2**18
 """Scores of one tile, about: 1 MiB in float32 stays in cache."""
@@ -40,7 +41,7 @@ class Rows:
         if len(row_BL) == 1:
             return cls(slice(int(row_BL[0, 0]), int(row_BL[0, -1]) + 1), None, None)
         filled = torch.from_numpy(np.flatnonzero(~empty_BL)).to(device) if empty_BL.any() else None
-        return cls(None, torch.from_numpy(row_BL).to(device), filled)
+        return cls(None, upload(torch.from_numpy(row_BL), device), filled)
 
     def take(self, x: torch.Tensor) -> torch.Tensor:
         """Return [B, L, ...]."""
@@ -150,7 +151,7 @@ def _tile(
     limit_BI = np.maximum(limit_BI, 1)
 
     def on_device(values: npt.NDArray[Any]) -> torch.Tensor:
-        return torch.from_numpy(values).to(device)
+        return upload(torch.from_numpy(values), device)
 
     return Tile(
         queries=Rows.of(query_BI, empty_BI, device),

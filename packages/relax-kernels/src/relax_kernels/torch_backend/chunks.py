@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from relax_kernels.cu_seqlens import CuSeqlens
+from relax_kernels.upload import upload
 
 ONE_CHUNK = 32
 """Sequences up to this long are one chunk each, so that no state is ever needed between chunks."""
@@ -101,7 +102,7 @@ def _build(lengths: CuSeqlens, max_cells: int, device: torch.device) -> ChunkLay
     empty = np.setdiff1d(np.arange(first_cell), cell_T)
 
     def on_device(values: npt.NDArray[np.int64]) -> torch.Tensor:
-        return torch.from_numpy(values).to(device)
+        return upload(torch.from_numpy(values), device)
 
     return ChunkLayout(
         grids=tuple(grids),
@@ -163,7 +164,7 @@ def _build_grid(
         chunks=M,
         starts=tuple(map(int, start_S)),
         counts=tuple(map(int, count_S)),
-        sequence_N=torch.from_numpy(sequence_N[order_N]).to(device),
+        sequence_N=upload(torch.from_numpy(sequence_N[order_N]), device),
         cells=slice(first_cell, first_cell + M * C),
     )
     return grid, token_T, first_cell + chunk_T * C + place_T % C

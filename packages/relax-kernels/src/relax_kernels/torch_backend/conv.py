@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from relax_kernels.cu_seqlens import CuSeqlens
 from relax_kernels.torch_backend.typed import accumulation_dtype, apply
+from relax_kernels.upload import upload
 
 
 def causal_conv1d(
@@ -62,9 +63,9 @@ class _Rows:
         before_H = np.arange(history)
         token_T = np.arange(lengths.total) + history * (1 + np.repeat(np.arange(len(length_N)), length_N))
         self.rows = lengths.total + history * len(length_N)
-        self.token_T = torch.from_numpy(token_T).to(device)
-        self.history_NH = torch.from_numpy(start_N[:, None] + before_H).to(device)
-        self.final_NH = torch.from_numpy((start_N + length_N)[:, None] + before_H).to(device)
+        self.token_T = upload(torch.from_numpy(token_T), device)
+        self.history_NH = upload(torch.from_numpy(start_N[:, None] + before_H), device)
+        self.final_NH = upload(torch.from_numpy((start_N + length_N)[:, None] + before_H), device)
 
     @classmethod
     def of(cls, lengths: CuSeqlens, history: int, device: torch.device) -> _Rows:
