@@ -1,6 +1,11 @@
 """A step reads nothing from the device; its numbers are read afterwards, and may be read later still."""
 
+import json
 import pickle
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 import torch
@@ -81,6 +86,18 @@ def test_a_step_waits_for_nothing(cpu_world, watch, row):
         metrics = trainer.step(samples, objective)
     assert watch.waits == []
     assert metrics.values["grad_norm"] > 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_step_waits_for_nothing_on_cuda(precision):
+    # The reference of the experts' products, which serves widths as odd as here, reads their sizes.
+    rows = [{**asdict(row), "precision": precision} for row in ROWS if row.family == "dense"]
+    program = Path(__file__).with_name("waits_on_cuda.py")
+    done = subprocess.run(
+        [sys.executable, program, json.dumps(rows)], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "done\n", done.stdout + done.stderr[-2000:]
 
 
 def test_the_watch_sees_a_number_that_is_read(cpu_world, watch):

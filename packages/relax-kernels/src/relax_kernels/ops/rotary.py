@@ -12,6 +12,7 @@ import torch
 from relax_kernels.check import FLOATS, Checker
 from relax_kernels.contract import Call
 from relax_kernels.registry import implementation
+from relax_kernels.upload import upload
 
 _INTEGERS = (torch.int32, torch.int64)
 
@@ -64,7 +65,7 @@ def rotary_cos_sin(
         check.require(
             sum(sections) == dim // 2, f"sections must have the sum dim / 2 = {dim // 2}, given {sections!r}"
         )
-        row_P = torch.tensor(_rows(sections, dim // 2), device=position_ids.device)
+        row_P = upload(torch.tensor(_rows(sections, dim // 2)), position_ids.device)
         angle_TP = position_ids.to(working)[row_P].T * frequency_P
     else:
         angle_TP = position_ids.to(working)[:, None] * frequency_P

@@ -130,7 +130,7 @@ def _last_inputs(x_TC: torch.Tensor, lengths: CuSeqlens, count: int) -> torch.Te
         ends_N = np.asarray(lengths.host[1:], dtype=np.int64)
         place_NW = ends_N[:, None] - count + np.arange(count)
         started = place_NW >= np.asarray(lengths.host[:-1], dtype=np.int64)[:, None]
-        return torch.from_numpy(np.where(started, place_NW + 1, 0)).to(x_TC.device)
+        return upload(torch.from_numpy(np.where(started, place_NW + 1, 0)), x_TC.device)
 
     place_NW = lengths.table(("triton_last_inputs", count, x_TC.device), build)
     padded = torch.cat((x_TC.new_zeros(1, x_TC.shape[1]), x_TC))
