@@ -40,7 +40,7 @@ class Rows:
         """Return the rows of a table whose last places may be empty."""
         if len(row_BL) == 1:
             return cls(slice(int(row_BL[0, 0]), int(row_BL[0, -1]) + 1), None, None)
-        filled = torch.from_numpy(np.flatnonzero(~empty_BL)).to(device) if empty_BL.any() else None
+        filled = upload(torch.from_numpy(np.flatnonzero(~empty_BL)), device) if empty_BL.any() else None
         return cls(None, upload(torch.from_numpy(row_BL), device), filled)
 
     def take(self, x: torch.Tensor) -> torch.Tensor:
