@@ -7,21 +7,20 @@ from relax_core.config import load_config
 from relax_core.loop.weights import BUCKET_BYTES
 from relax_core.model import Qwen35Config
 from relax_core.plan.update_memory import BUCKET, update_memory
-from relax_rollout.weights import ipc
+from relax_rollout.weights.ipc import IpcSender
 
 ONE = "qwen35-9b-mtp-1xcuda"
 HEADS = [(4, 2), (2, 1), (1, 1)]
 
 
 @pytest.fixture
-def packed(monkeypatch):
+def packed():
     """Bytes of tensors that the sender copies, and does not give out where they are."""
-    monkeypatch.setattr(ipc, "handle_of", lambda buffer: buffer.data_ptr())
 
     def count(tensors, lent) -> int:
-        found = ipc.IpcSender(lent).buckets(dict(tensors), {})
-        own = {tensor.untyped_storage().data_ptr() for tensor in lent}
-        return sum(entry.nbytes for entries, at in found for entry in entries if at not in own)
+        placed = IpcSender(lent).place(dict(tensors))
+        own = {tensor.data_ptr() for tensor in lent}
+        return sum(e.nbytes for entries, memory in placed for e in entries if memory.data_ptr() not in own)
 
     return count
 
