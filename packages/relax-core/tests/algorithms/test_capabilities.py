@@ -11,11 +11,11 @@ from relax_core.config import ConfigError, load_config
 GRPO = get_algorithm("grpo")
 UNCORRECTED = {"settings": GRPO.settings - {"correction"}}
 REFUSES = {
-    "settings": ({"settings": GRPO.settings - {"dual_clip"}}, "algorithm.dual_clip=3", "algorithm"),
+    "settings": ({"settings": GRPO.settings - {"dual_clip"}}, "algorithm.dual_clip=3", "algorithm.dual_clip"),
     "reductions": (
-        {"reductions": frozenset({"sequence_mean"})}, "algorithm.reduction=token_mean", "algorithm",
+        {"reductions": frozenset({"sequence_mean"})}, "algorithm.reduction=token_mean", "algorithm.reduction",
     ),
-    "default_kl": ({"default_kl": "k1"}, "algorithm.kl_loss_coef=0.1", "algorithm"),
+    "default_kl": ({"default_kl": "k1"}, "algorithm.kl_loss_coef=0.1", "algorithm.kl"),
     "min_group_size": ({"min_group_size": 64}, "", "rollout.samples_per_prompt"),
     "on_policy": (
         {"on_policy": True},
@@ -30,7 +30,9 @@ ALLOWS = {
         {"loop": "sft", "advantage": None, "policy_loss": None},
         "rollout.temperature=0", "rollout.temperature",
     ),
-    "default_reduction": ({"default_reduction": "fixed_length"}, "algorithm.fixed_length=9", "algorithm"),
+    "default_reduction": (
+        {"default_reduction": "fixed_length"}, "algorithm.fixed_length=9", "algorithm.fixed_length",
+    ),
     "needs_reference": ({"needs_reference": True}, "model.reference_path=there", "model.reference_path"),
     "needs_critic": (
         {"needs_critic": True, "value_target": lambda done, cfg: done.columns["value"]},

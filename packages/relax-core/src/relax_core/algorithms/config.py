@@ -1,13 +1,14 @@
 """Settings of the algorithm, and the refusal of combinations that cannot work."""
 
-from typing import Annotated, Self
+from collections.abc import Iterator
+from typing import Annotated, Any, Self
 
 from pydantic import WithJsonSchema, field_validator, model_validator
 
 from relax_core.algorithms.algorithm import Algorithm
 from relax_core.algorithms.kinds import Correction, CorrectionLevel, KlEstimator, Reduction
 from relax_core.algorithms.registry import algorithm_names, get_algorithm
-from relax_core.config.section import Section, setting
+from relax_core.config.section import Section, SettingError, refuse, setting
 
 _TRUNCATED_CAP = 2.0
 _ICEPOP_BAND = (0.5, 5.0)
@@ -188,55 +189,80 @@ class AlgorithmConfig(Section):
 
     @model_validator(mode="after")
     def _combination_is_possible(self) -> Self:
-        problems = [*self._unused_settings(), *self._contradictions()]
-        if problems:
-            raise ValueError("; ".join(problems))
+        refuse([*self._unused_settings(), *self._contradictions()])
         return self
 
-    def _unused_settings(self) -> list[str]:
+    def _wrong(self, field: str, message: str, *, allowed: str, nearest: Any) -> SettingError:
+        return SettingError(field, message, given=getattr(self, field), allowed=allowed, nearest=nearest)
+
+    def _unused_settings(self) -> list[SettingError]:
         used = self.algorithm.settings | {"name"}
         return [
-            f"{field} {getattr(self, field)!r} has no effect with algorithm {self.name!r}: "
-            f"leave it at its default {info.default!r}"
+            self._wrong(
+                field,
+                f"{field} {getattr(self, field)!r} has no effect with algorithm {self.name!r}: "
+                f"leave it at its default {info.default!r}",
+                allowed=f"its default {info.default!r}",
+                nearest=info.default,
+            )
             for field, info in type(self).model_fields.items()
             if field not in used and getattr(self, field) != info.default
         ]
 
-    def _contradictions(self) -> list[str]:
-        problems = []
+    def _contradictions(self) -> Iterator[SettingError]:
         if self.token_reduction not in self.algorithm.reductions:
-            problems.append(
+            yield self._wrong(
+                "reduction",
                 f"reduction {self.token_reduction!r} does not fit algorithm {self.name!r}: "
-                f"allowed are {', '.join(sorted(self.algorithm.reductions))}"
+                f"allowed are {', '.join(sorted(self.algorithm.reductions))}",
+                allowed=", ".join(sorted(self.algorithm.reductions)),
+                nearest=type(self).model_fields["reduction"].default,
             )
         if self.fixed_length is not None and self.token_reduction != "fixed_length":
-            problems.append(
+            yield self._wrong(
+                "fixed_length",
                 f"fixed_length {self.fixed_length} has no effect with reduction {self.token_reduction!r}: "
-                "leave it null or set reduction to fixed_length"
+                "leave it null or set reduction to fixed_length",
+                allowed="null, or reduction fixed_length",
+                nearest=None,
             )
         if self.kl_loss_coef > 0 and self.kl_reward_coef > 0:
-            problems.append(
+            yield self._wrong(
+                "kl_loss_coef",
                 f"kl_loss_coef {self.kl_loss_coef:g} and kl_reward_coef {self.kl_reward_coef:g} would count "
-                "the KL twice: set one of them to 0"
+                "the KL twice: set one of them to 0",
+                allowed="0, or kl_reward_coef 0",
+                nearest=0.0,
             )
         if self.kl_loss_coef > 0 and self.kl_estimator == "k1":
-            problems.append(
+            yield self._wrong(
+                "kl",
                 f"kl_loss_coef {self.kl_loss_coef:g} with estimator k1 has a gradient of mean zero and holds "
-                "the policy nowhere: set kl to k2, k3 or low_var, or use kl_reward_coef"
+                "the policy nowhere: set kl to k2, k3 or low_var, or use kl_reward_coef",
+                allowed="k2, k3 or low_var, or kl_loss_coef 0",
+                nearest="low_var",
             )
         if self.correction_low is not None and self.correction != "icepop":
-            problems.append(
+            yield self._wrong(
+                "correction_low",
                 f"correction_low {self.correction_low:g} has no effect with correction {self.correction!r}: "
-                "leave it null or set correction to icepop"
+                "leave it null or set correction to icepop",
+                allowed="null, or correction icepop",
+                nearest=None,
             )
         if self.correction_level is not None and self.correction == "none":
-            problems.append(
+            yield self._wrong(
+                "correction_level",
                 f"correction_level {self.correction_level} has no effect with correction 'none': leave it at "
-                "null or set correction to truncated or icepop"
+                "null or set correction to truncated or icepop",
+                allowed="null, or correction truncated or icepop",
+                nearest=None,
             )
         if self.correction_high is not None and self.correction == "none":
-            problems.append(
+            yield self._wrong(
+                "correction_high",
                 f"correction_high {self.correction_high:g} has no effect with correction 'none': "
-                "leave it null or set correction to truncated or icepop"
+                "leave it null or set correction to truncated or icepop",
+                allowed="null, or correction truncated or icepop",
+                nearest=None,
             )
-        return problems

@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import model_validator
 
-from relax_core.config.section import Section, setting
+from relax_core.config.section import Section, SettingError, setting
 
 
 class ClusterConfig(Section):
@@ -84,27 +84,40 @@ class ClusterConfig(Section):
                     "inline": "one process does everything",
                     "torchrun": "the launcher's ranks train and the first one samples",
                 }[self.mode]
-                raise ValueError(
+                idle = "null" if default is None else str(default)
+                raise SettingError(
+                    name,
                     f"{name} is {given!r} and mode is {self.mode}: {why}; set mode to ray, "
-                    f"or {name} to {'null' if default is None else default}"
+                    f"or {name} to {idle}",
+                    given=given,
+                    allowed=f"{idle}, or mode ray",
+                    nearest=default,
                 )
         return self
 
     @model_validator(mode="after")
     def _own_ray_has_a_store(self) -> Self:
         if self.address is not None and self.object_store_gib is not None:
-            raise ValueError(
+            raise SettingError(
+                "object_store_gib",
                 "object_store_gib is set and address too: a Ray that is joined has its memory already; set "
-                "object_store_gib to null"
+                "object_store_gib to null",
+                given=self.object_store_gib,
+                allowed="null, or address null",
+                nearest=None,
             )
         return self
 
     @model_validator(mode="after")
     def _hybrid_has_engines_of_both_kinds(self) -> Self:
         if self.placement == "hybrid" and self.engines <= self.trainer_ranks:
-            raise ValueError(
+            raise SettingError(
+                "placement",
                 f"placement is hybrid with {self.engines} engines and {self.trainer_ranks} trainer ranks: "
                 "the first engines share the trainer's devices, one each, and none is left with a device of "
-                f"its own; set engines to {self.trainer_ranks + 1} or more, or placement to colocate"
+                f"its own; set engines to {self.trainer_ranks + 1} or more, or placement to colocate",
+                given="hybrid",
+                allowed=f"colocate or async, or engines {self.trainer_ranks + 1} or more",
+                nearest="colocate",
             )
         return self

@@ -13,6 +13,7 @@ from relax_core.config.layer import Layer
 from relax_core.config.overrides import parse_overrides
 from relax_core.config.problems import ConfigError, Problem, nearest
 from relax_core.config.root import RelaxConfig
+from relax_core.config.section import SettingError, SettingErrors
 from relax_core.config.yaml_text import Path, show
 from relax_core.recipes import read_recipe
 
@@ -51,7 +52,11 @@ def resolve(model: type[Config], layers: Iterable[Layer]) -> Config:
     try:
         config = model.model_validate_json(json.dumps(values), strict=True)
     except ValidationError as error:
-        found = [_problem(model, detail, values, layer.origins) for detail in error.errors(include_url=False)]
+        found = [
+            problem
+            for detail in error.errors(include_url=False)
+            for problem in _problems(model, detail, values, layer.origins)
+        ]
         problems += list({problem.path: problem for problem in reversed(found) if problem.path}.values())[
             ::-1
         ]
@@ -99,6 +104,24 @@ def _valid_sections(model: type[BaseModel], values: Mapping[str, Any]) -> dict[s
         except ValidationError:
             continue
     return valid
+
+
+def _problems(
+    model: type[BaseModel], detail: ErrorDetails, values: Mapping[str, Any], origins: Mapping[Path, str]
+) -> Iterator[Problem]:
+    error = detail.get("ctx", {}).get("error")
+    if isinstance(error, SettingErrors):
+        errors = error.errors
+    elif isinstance(error, SettingError):
+        errors = [error]
+    else:
+        yield _problem(model, detail, values, origins)
+        return
+    section = _real_path(model, tuple(str(part) for part in detail["loc"]))
+    for one in errors:
+        path = (*section, one.field)
+        given, near = show(one.given), show(one.nearest)
+        yield Problem(path, str(one), given, origins.get(path), one.allowed, near)
 
 
 def _problem(

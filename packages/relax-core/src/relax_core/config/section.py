@@ -1,8 +1,43 @@
 """The base of every config section, and how a field states its meaning, unit and default."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
+
+
+class SettingError(ValueError):
+    """A setting contradicts others of its own section.
+
+    Args:
+        field: its name.
+        message: what is wrong.
+        given: its value.
+        allowed: the limit, in words.
+        nearest: the nearest value that works; None is null.
+    """
+
+    def __init__(self, field: str, message: str, *, given: Any, allowed: str, nearest: Any) -> None:
+        super().__init__(message)
+        self.field, self.given, self.allowed, self.nearest = field, given, allowed, nearest
+
+
+class SettingErrors(ValueError):
+    """Several of them."""
+
+    def __init__(self, errors: Sequence[SettingError]) -> None:
+        super().__init__("; ".join(map(str, errors)))
+        self.errors = errors
+
+
+def refuse(errors: Sequence[SettingError]) -> None:
+    """Raises what is wrong, if anything is.
+
+    Raises:
+        SettingErrors: something is.
+    """
+    if errors:
+        raise SettingErrors(errors)
 
 
 class Section(BaseModel):

@@ -1,11 +1,12 @@
 """Settings of the data: where rows come from, how they become tokens, and what happens to bad ones."""
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from relax_core.config.section import Section, setting
+from relax_core.config.section import Section, SettingError, refuse, setting
 
 
 class DataConfig(Section):
@@ -164,36 +165,63 @@ class DataConfig(Section):
 
     @model_validator(mode="after")
     def _combination_is_possible(self) -> Self:
-        problems = []
-        if self.eval_path is not None and self.eval_fraction > 0:
-            problems.append(
-                f"eval_path {self.eval_path!r} and eval_fraction {self.eval_fraction:g} both choose held-out "
-                "rows: set eval_fraction to 0 or eval_path to null"
-            )
-        if self.path in self.mixture:
-            problems.append(f"mixture names {self.path!r}, which is path already: leave it out of mixture")
-        if self.prompt_key is None and self.messages_key is None:
-            problems.append("prompt_key and messages_key are both null: name the key that holds the prompt")
-        if self.overlong != "refuse" and self.max_tokens is None:
-            problems.append(
-                f"overlong {self.overlong!r} has no effect while max_tokens is null: set max_tokens"
-            )
-        problems += self._of_documents()
-        if self.images_key is not None and not self.chat:
-            problems.append(
-                "images_key is set while chat is false: pictures stand in conversations; set chat to true"
-            )
-        if not self.chat:
-            problems += [
-                f"{field} has no effect while chat is false: leave it unset or set chat to true"
-                for field in ("chat_template", "template_args", "system_prompt")
-                if getattr(self, field)
-            ]
-        if problems:
-            raise ValueError("; ".join(problems))
+        refuse([*self._contradictions(), *self._of_documents(), *self._of_chats()])
         return self
 
-    def _of_documents(self) -> list[str]:
+    def _wrong(self, field: str, message: str, *, allowed: str, nearest: Any) -> SettingError:
+        return SettingError(field, message, given=getattr(self, field), allowed=allowed, nearest=nearest)
+
+    def _needless(self, field: str, why: str) -> SettingError:
+        default = type(self).model_fields[field].default
+        message = f"{field} has no effect while {why}"
+        return self._wrong(field, message, allowed="its default", nearest=default)
+
+    def _contradictions(self) -> Iterator[SettingError]:
+        if self.eval_path is not None and self.eval_fraction > 0:
+            yield self._wrong(
+                "eval_fraction",
+                f"eval_path {self.eval_path!r} and eval_fraction {self.eval_fraction:g} both choose held-out "
+                "rows: set eval_fraction to 0 or eval_path to null",
+                allowed="0, or eval_path null",
+                nearest=0,
+            )
+        if self.path in self.mixture:
+            yield self._wrong(
+                "mixture",
+                f"mixture names {self.path!r}, which is path already: leave it out of mixture",
+                allowed="other files than path",
+                nearest={name: share for name, share in self.mixture.items() if name != self.path},
+            )
+        if self.prompt_key is None and self.messages_key is None:
+            yield self._wrong(
+                "prompt_key",
+                "prompt_key and messages_key are both null: name the key that holds the prompt",
+                allowed="a key of the rows, or messages_key",
+                nearest=type(self).model_fields["prompt_key"].default,
+            )
+        if self.overlong != "refuse" and self.max_tokens is None:
+            yield self._wrong(
+                "overlong",
+                f"overlong {self.overlong!r} has no effect while max_tokens is null: set max_tokens",
+                allowed="refuse, or max_tokens",
+                nearest="refuse",
+            )
+
+    def _of_chats(self) -> Iterator[SettingError]:
+        if self.chat:
+            return
+        if self.images_key is not None:
+            yield self._wrong(
+                "images_key",
+                "images_key is set while chat is false: pictures stand in conversations; set chat to true",
+                allowed="null, or chat true",
+                nearest=None,
+            )
+        for field in ("chat_template", "template_args", "system_prompt"):
+            if getattr(self, field):
+                yield self._needless(field, "chat is false: leave it unset or set chat to true")
+
+    def _of_documents(self) -> list[SettingError]:
         """What documents leave no room for, and what is for documents alone."""
         needless: tuple[str, ...]
         if self.text_key is None:
@@ -202,7 +230,7 @@ class DataConfig(Section):
             needless = ("max_tokens", "images_key", "chat_template", "template_args", "system_prompt")
             reason = "text_key is set: documents go through no chat template and are cut into block_tokens"
         return [
-            f"{field} has no effect while {reason}; leave it unset"
+            self._needless(field, f"{reason}; leave it unset")
             for field in needless
             if getattr(self, field) != type(self).model_fields[field].default
         ]

@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import model_validator
 
-from relax_core.config.section import Section, setting
+from relax_core.config.section import Section, SettingError, setting
 
 
 class ParallelConfig(Section):
@@ -41,20 +41,32 @@ class ParallelConfig(Section):
     @model_validator(mode="after")
     def _axes_that_need_another(self) -> Self:
         if self.sequence and self.tensor == 1:
-            raise ValueError(
+            raise SettingError(
+                "sequence",
                 "sequence is true and tensor is 1: the tokens are spread over the tensor-parallel ranks; "
-                "set tensor to 2 or more, or sequence to false"
+                "set tensor to 2 or more, or sequence to false",
+                given=True,
+                allowed="false, or tensor 2 or more",
+                nearest=False,
             )
         if self.pipeline_chunks > 1 and self.pipeline == 1:
-            raise ValueError(
+            raise SettingError(
+                "pipeline_chunks",
                 f"pipeline_chunks is {self.pipeline_chunks} and pipeline is 1: only a pipeline is "
-                "interleaved; set pipeline to 2 or more, or pipeline_chunks to 1"
+                "interleaved; set pipeline to 2 or more, or pipeline_chunks to 1",
+                given=self.pipeline_chunks,
+                allowed="1, or pipeline 2 or more",
+                nearest=1,
             )
         for name in ("first_stage_layers", "last_stage_layers"):
             if getattr(self, name) is not None and self.pipeline == 1:
-                raise ValueError(
+                raise SettingError(
+                    name,
                     f"{name} is {getattr(self, name)} and pipeline is 1: the only stage has all layers; set "
-                    f"pipeline to 2 or more, or leave {name} out"
+                    f"pipeline to 2 or more, or leave {name} out",
+                    given=getattr(self, name),
+                    allowed="null, or pipeline 2 or more",
+                    nearest=None,
                 )
         return self
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import model_validator
 
 from relax_core.config.plugin import PluginName
-from relax_core.config.section import Section, setting
+from relax_core.config.section import Section, SettingError, setting
 
 
 class RolloutConfig(Section):
@@ -146,9 +146,13 @@ class RolloutConfig(Section):
         }
         unused = [name for name, there in given.items() if there]
         if unused and self.engine == "transformers":
-            raise ValueError(
+            raise SettingError(
+                "engine",
                 f"{', '.join(unused)} cannot be used by the engine transformers: set engine to sglang, or "
-                "leave out what belongs to it"
+                "leave out what belongs to it",
+                given="transformers",
+                allowed=f"sglang, or without {', '.join(unused)}",
+                nearest="sglang",
             )
         return self
 
@@ -167,22 +171,35 @@ class RolloutConfig(Section):
     @model_validator(mode="after")
     def _only_disk_has_a_folder(self) -> Self:
         if self.update_folder is not None and self.update_path != "disk":
-            raise ValueError(
+            raise SettingError(
+                "update_folder",
                 f"update_folder is {self.update_folder!r} and update_path {self.update_path}: weights go by "
-                "files only with update_path disk; set it, or update_folder to null"
+                "files only with update_path disk; set it, or update_folder to null",
+                given=self.update_folder,
+                allowed="null, or update_path disk",
+                nearest=None,
             )
         return self
 
     @model_validator(mode="after")
     def _over_sampling_needs_a_choice(self) -> Self:
         if self.over_sampling > 1 and not self.dynamic_sampling and self.early_abort == "off":
-            raise ValueError(
+            raise SettingError(
+                "over_sampling",
                 f"over_sampling {self.over_sampling:g} has no effect while dynamic_sampling is false and "
-                "early_abort off: set one of them, or over_sampling to 1"
+                "early_abort off: set one of them, or over_sampling to 1",
+                given=self.over_sampling,
+                allowed="1, or dynamic_sampling true, or early_abort restart or continue",
+                nearest=1,
             )
         if self.early_abort != "off" and self.over_sampling == 1:
-            raise ValueError(
-                f"early_abort {self.early_abort} has nothing to stop while over_sampling is 1: set it above 1"
+            raise SettingError(
+                "early_abort",
+                f"early_abort {self.early_abort} has nothing to stop while over_sampling is 1: set it above "
+                "1",
+                given=self.early_abort,
+                allowed="off, or over_sampling above 1",
+                nearest="off",
             )
         usual = type(self).model_fields["partial_versions"].default
         if self.early_abort != "continue" and self.partial_versions != usual:
@@ -216,9 +233,13 @@ class RewardConfig(Section):
     @model_validator(mode="after")
     def _penalty_needs_a_zone(self) -> Self:
         if self.overlong_tokens == 0 and self.overlong_penalty != 1.0:
-            raise ValueError(
+            raise SettingError(
+                "overlong_penalty",
                 f"overlong_penalty {self.overlong_penalty:g} has no effect while overlong_tokens is 0: set "
-                "overlong_tokens, or leave overlong_penalty at 1"
+                "overlong_tokens, or leave overlong_penalty at 1",
+                given=self.overlong_penalty,
+                allowed="1, or overlong_tokens above 0",
+                nearest=1,
             )
         return self
 
@@ -269,14 +290,22 @@ class EvalConfig(Section):
     def _pass_at_has_samples(self) -> Self:
         wrong = [k for k in self.pass_at if not 1 <= k <= self.samples_per_prompt]
         if wrong:
-            raise ValueError(
+            raise SettingError(
+                "pass_at",
                 f"pass_at has {wrong} and samples_per_prompt is {self.samples_per_prompt}: pass@k needs k "
-                "completions of each prompt; set samples_per_prompt to at least the largest k"
+                "completions of each prompt; set samples_per_prompt to at least the largest k",
+                given=self.pass_at,
+                allowed=f"numbers from 1 to {self.samples_per_prompt}",
+                nearest=tuple(k for k in self.pass_at if k not in wrong),
             )
         if self.samples_per_prompt > 1 and self.temperature == 0 and self.pass_at:
-            raise ValueError(
+            raise SettingError(
+                "pass_at",
                 "pass_at at temperature 0: the completions of a prompt are all equal; set eval.temperature "
-                "above 0"
+                "above 0",
+                given=self.pass_at,
+                allowed="nothing, or temperature above 0",
+                nearest=(),
             )
         return self
 
@@ -314,8 +343,12 @@ class TeacherConfig(Section):
     @model_validator(mode="after")
     def _one_teacher(self) -> Self:
         if self.path is not None and self.urls:
-            raise ValueError(
-                f"path {self.path!r} and urls {', '.join(self.urls)} both name a teacher: leave one out"
+            raise SettingError(
+                "urls",
+                f"path {self.path!r} and urls {', '.join(self.urls)} both name a teacher: leave one out",
+                given=self.urls,
+                allowed="[], or path null",
+                nearest=(),
             )
         return self
 

@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import model_validator
 
-from relax_core.config.section import Section, setting
+from relax_core.config.section import Section, SettingError, setting
 
 Target = Literal["linear_qkv", "linear_proj", "in_proj", "out_proj", "linear_fc1", "linear_fc2", "experts"]
 """What is adapted: the projections of full attention (linear_qkv, linear_proj), of the delta net (in_proj,
@@ -53,10 +53,20 @@ class LoraConfig(Section):
             if self.rank == 0 and getattr(self, name) != info.default
         ]
         if unused:
-            raise ValueError(
+            raise SettingError(
+                "rank",
                 f"{', '.join(unused)} {'has' if len(unused) == 1 else 'have'} no effect while rank is 0: set "
-                "rank, for instance to 16, or leave the rest at their defaults"
+                "rank, for instance to 16, or leave the rest at their defaults",
+                given=0,
+                allowed=f"1 or more, or the default of {', '.join(unused)}",
+                nearest=16,
             )
         if len(set(self.targets)) < len(self.targets):
-            raise ValueError(f"targets {', '.join(self.targets)} name one twice: give each once")
+            raise SettingError(
+                "targets",
+                f"targets {', '.join(self.targets)} name one twice: give each once",
+                given=self.targets,
+                allowed="each once",
+                nearest=tuple(dict.fromkeys(self.targets)),
+            )
         return self

@@ -5,7 +5,7 @@ from typing import Literal, Self
 
 from pydantic import model_validator
 
-from relax_core.config.section import Section, setting
+from relax_core.config.section import Section, SettingError, setting
 
 
 class TrainerConfig(Section):
@@ -79,25 +79,37 @@ class TrainerConfig(Section):
     @model_validator(mode="after")
     def _half_formats_fit(self) -> Self:
         if self.gradient_precision == "bf16" and self.precision == "fp32":
-            raise ValueError(
+            raise SettingError(
+                "gradient_precision",
                 "gradient_precision is bf16 and precision fp32: gradients are kept in no fewer bits than "
-                "weights; set gradient_precision to fp32, or precision to bf16"
+                "weights; set gradient_precision to fp32, or precision to bf16",
+                given="bf16",
+                allowed="fp32, or precision bf16",
+                nearest="fp32",
             )
         return self
 
     @model_validator(mode="after")
     def _gather_overlaps_only_with_reduce(self) -> Self:
         if self.overlap_param_gather and not self.overlap_grad_reduce:
-            raise ValueError(
+            raise SettingError(
+                "overlap_param_gather",
                 "overlap_param_gather is true and overlap_grad_reduce false: Megatron overlaps both or the "
-                "reduction alone; set overlap_grad_reduce to true"
+                "reduction alone; set overlap_grad_reduce to true",
+                given=True,
+                allowed="false, or overlap_grad_reduce true",
+                nearest=False,
             )
         return self
 
     @model_validator(mode="after")
     def _min_lr_below_peak(self) -> Self:
         if self.min_lr > self.lr:
-            raise ValueError(
-                f"min_lr {self.min_lr:g} is above lr {self.lr:g}: give a min_lr of at most {self.lr:g}"
+            raise SettingError(
+                "min_lr",
+                f"min_lr {self.min_lr:g} is above lr {self.lr:g}: give a min_lr of at most {self.lr:g}",
+                given=self.min_lr,
+                allowed=f"at most {self.lr:g}",
+                nearest=self.lr,
             )
         return self

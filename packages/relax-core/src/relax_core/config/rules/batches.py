@@ -105,7 +105,9 @@ def _experts_spread_over_a_stage(cluster: ClusterConfig, parallel: ParallelConfi
         f"expert_tensor {shares} = {copy}",
         given=str(given),
         allowed=", ".join(map(str, fitting)) or f"none with expert_tensor {shares}",
-        nearest=str(min(fitting, key=lambda size: abs(size - given))) if fitting else None,
+        nearest=str(min(fitting, key=lambda size: abs(size - given)))
+        if fitting
+        else "1 --parallel.expert_tensor null",
     )
 
 

@@ -149,15 +149,25 @@ def _colocated_engines_have_devices(
     wanted = cluster.engines * devices
     if cluster.placement == "colocate" and run.device != "cpu" and wanted > cluster.trainer_ranks:
         fitting = cluster.trainer_ranks // devices
-        yield Problem(
-            ("cluster", "engines"),
-            f"{cluster.engines} engines of {devices} devices share those of {cluster.trainer_ranks} ranks",
-            given=str(cluster.engines),
-            allowed=f"at most {fitting}, or cluster.placement async"
-            if fitting
-            else "cluster.placement async",
-            nearest=str(fitting) if fitting else None,
+        message = (
+            f"{cluster.engines} engines of {devices} devices share those of {cluster.trainer_ranks} ranks"
         )
+        if fitting:
+            yield Problem(
+                ("cluster", "engines"),
+                message,
+                given=str(cluster.engines),
+                allowed=f"at most {fitting}, or cluster.placement async",
+                nearest=str(fitting),
+            )
+        else:
+            yield Problem(
+                ("sglang", "tensor"),
+                message,
+                given=str(devices),
+                allowed=f"at most {cluster.trainer_ranks}, or cluster.placement async",
+                nearest=f"{cluster.trainer_ranks} --cluster.engines 1",
+            )
 
 
 def _every_engine_has_prompts(cluster: ClusterConfig, rollout: RolloutConfig) -> Iterator[Problem]:

@@ -4,7 +4,7 @@ from typing import Self
 
 from pydantic import model_validator
 
-from relax_core.config.section import Section, setting
+from relax_core.config.section import Section, SettingError, setting
 
 
 class EnvironmentConfig(Section):
@@ -36,9 +36,13 @@ class EnvironmentConfig(Section):
     @model_validator(mode="after")
     def _tools_are_called(self) -> Self:
         if (self.name == "tools") != bool(self.tools):
-            raise ValueError(
+            raise SettingError(
+                "tools" if self.tools else "name",
                 f"name is {self.name!r} and tools are {list(self.tools)}: the environment tools needs tools, "
-                "and no other calls them; set both or neither"
+                "and no other calls them; set both or neither",
+                given=self.tools or self.name,
+                allowed="[], or name tools" if self.tools else "null or module:function, or tools",
+                nearest=() if self.tools else None,
             )
         if self.name is None:
             unused = [
@@ -47,8 +51,12 @@ class EnvironmentConfig(Section):
                 if getattr(self, field) != info.default
             ]
             if unused:
-                raise ValueError(
+                raise SettingError(
+                    unused[0],
                     f"{', '.join(unused)} have no effect while name is null: set name to tools or to "
-                    "module:function"
+                    "module:function",
+                    given=getattr(self, unused[0]),
+                    allowed="its default, or name tools or module:function",
+                    nearest=type(self).model_fields[unused[0]].default,
                 )
         return self
