@@ -49,9 +49,10 @@ packed, what passes and what is staged is counted. Measured peaks:
 rates; what ranks send to one another comes on top, and a pass takes no less than the host needs to launch it.
 
 **Assumed.** Lengths of prompts and completions (no data is read), that 65 % of drafts stand, graphs and
-workspaces of an engine (2 GiB, 1 GiB at rest), time of a decoding step beside reading (2 ms, NPU 5 ms), 8
-GB/s of weights through a host's memory. Shares of rates are measured on an H200 alone; for H100, A100 and
-910C dies **the same shares are assumed**, which nobody has measured, and every plan for them says so.
+workspaces of an engine (2 GiB, 1 GiB at rest), time of a decoding step beside reading (2 ms, NPU 5 ms), 1.2
+GB/s of weights through a host's memory as measured on that of an H200. Shares of rates are measured on an
+H200 alone; for H100, A100 and 910C dies **the same shares are assumed**, which nobody has measured, and
+every plan for them says so.
 
 ## Devices
 

@@ -23,8 +23,8 @@ from relax_core.plan.trainer_memory import Beside
 from relax_core.plan.update_memory import way_of_weights
 from relax_core.plan.workload import Workload
 
-HOST_RATE = 8e9
-"""Bytes a second of weights through the memory of a host (an assumption)."""
+HOST_RATE = 1.2e9
+"""Bytes a second of a checkpoint through a host's memory, as files (benchmarks/weights, an H200's host)."""
 
 
 def plan(
@@ -225,10 +225,8 @@ def _phases(
     total, _active = model_sizes(model)
     # Whole tensors come together on every rank and pass to the engines: once over a link each, or through the
     # host's memory, where they are written, read and copied to a device.
-    rate = device.link * device.shares.link
-    if way_of_weights(config) == "host":
-        rate = min(rate, HOST_RATE)
-    update = 2 * total * 2 / rate
+    rate = HOST_RATE if way_of_weights(config) == "host" else device.link * device.shares.link / 2
+    update = 2 * total / rate
     phases = {"sampling": rollout.total, "score": score, "train": train, "update": update}
     beside = config.cluster.placement != "colocate"
     hidden = max(rollout.total, score + train) if beside else rollout.total + score + train
