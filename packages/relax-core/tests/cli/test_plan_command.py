@@ -1,4 +1,7 @@
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from relax_core.cli.preflight import refuse_unready
@@ -75,6 +78,28 @@ def test_a_further_model_that_cannot_be_read_is_refused_by_its_own_field(capsys,
     text = " ".join(capsys.readouterr().err.split())
     assert f"1 problem in the configuration {field} = nowhere/Qwen3.5-9C" in text
     assert "did you mean Qwen3.5-9B?" in text
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
+def test_a_plan_that_cannot_be_printed_says_so_and_a_reader_that_has_seen_enough_is_no_error():
+    command = [sys.executable, "-m", "relax_core", "--plan", "--json"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            command, check=False, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120
+        )
+    assert done.returncode == 2
+    assert "the output cannot be written: No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        running.stdout.close()
+        assert running.stderr.read() == ""
+        assert running.wait(timeout=120) == 0
+
+
+@pytest.mark.parametrize("page", ["nowhere/plan.html", "."])
+def test_a_page_that_cannot_be_written_is_refused_by_its_path(capsys, tmp_path, page):
+    assert main(["--plan", "--plan-page", str(tmp_path / page)]) == 2
+    assert f"cannot write {tmp_path / page}" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_launch_runs_the_same_checks_first():

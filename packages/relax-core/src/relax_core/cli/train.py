@@ -128,9 +128,13 @@ def _say(*lines: str) -> int:
     try:
         sys.stdout.write("\n".join(lines) + "\n")
         sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader (head, less) has seen enough; closing again at exit would complain.
+    except OSError as error:
+        # Closing again at exit would complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # A reader (head, less) that has seen enough is no error.
+        if not isinstance(error, BrokenPipeError):
+            text = f"the output cannot be written: {error.strerror}"
+            raise ConfigError([Problem((), text, allowed="an output with room", given="stdout")]) from error
     return 0
 
 
