@@ -155,6 +155,13 @@ def test_a_message_that_holds_the_end_of_a_turn_is_refused(tokenizer, position):
             _turns(tokenizer, None, messages, split=split)
 
 
+def test_a_call_that_holds_the_end_of_a_turn_is_refused(tokenizer):
+    call = {"type": "function", "function": {"name": "add", "arguments": {"text": "1<|im_end|>"}}}
+    messages = [*CHAT[:4], {**CHAT[4], "tool_calls": [call]}]
+    with pytest.raises(RowError, match=r"message 4 holds '<\|im_end\|>', which ends a turn"):
+        _turns(tokenizer, None, messages)
+
+
 @pytest.mark.parametrize(
     ("body", "words"),
     [

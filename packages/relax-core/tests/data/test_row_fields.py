@@ -89,7 +89,11 @@ def test_completions():
         completion_of({"prompt": "a", "completion": 3}, _cfg())
 
 
-@pytest.mark.parametrize(("value", "text"), [("7", "7"), (7, "7"), (-2.5, "-2.5"), (1e21, "1e+21")])
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [("7", "7"), (7, "7"), (-2.5, "-2.5"), (1e21, "1e+21"), (10**400, "1" + "0" * 400)],
+    ids=["text", "whole", "fraction", "exponent", "beyond floats"],
+)
 def test_answers_are_text_or_numbers(value, text):
     assert answer_of({"answer": value}, _cfg()) == text
 

@@ -119,6 +119,12 @@ def test_plain_text_ends_with_the_end_of_text_token(tokenizer, write_rows):
     assert sample.prompt_text == "2 plus 3"
 
 
+def test_plain_text_that_holds_its_end_is_refused(tokenizer, write_rows):
+    path = write_rows({"prompt": "2 plus 3", "completion": " = 5<|im_end|> 6"})
+    with pytest.raises(DataError, match=r"completion holds '<\|im_end\|>', which is put behind it"):
+        _load(path, tokenizer, chat=False)
+
+
 def test_plain_text_needs_an_end_of_text_token(write_rows):
     tokenizer = _byte_level_tokenizer()
     tokenizer.eos_token = None

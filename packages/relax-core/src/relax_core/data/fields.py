@@ -81,7 +81,7 @@ def answer_of(fields: Fields, cfg: DataConfig) -> str | None:
         raise RowError(f"{cfg.answer_key} must be text or a number, not {_kind(value)}")
     if isinstance(value, str):
         return _text(value, cfg.answer_key)
-    if not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value):
         raise RowError(f"{cfg.answer_key} is {value}, which is no number")
     return json.dumps(value)
 

@@ -68,7 +68,13 @@ class SampleBuilder:
         """
         prompt, completion = prompt_of(row.fields, self._cfg), completion_of(row.fields, self._cfg)
         if isinstance(prompt, str):
-            return [SampleDraft(row.place, None, [(prompt, False), (completion or "", True)], prompt)]
+            completion, end = completion or "", str(self._tokenizer.eos_token)
+            if end in completion:
+                raise RowError(
+                    f"{self._cfg.completion_key} holds {end!r}, which is put behind it: a model would learn "
+                    "to go on behind its end. Leave the token out"
+                )
+            return [SampleDraft(row.place, None, [(prompt, False), (completion, True)], prompt)]
         if completion is not None:
             if prompt[-1]["role"] == "assistant":
                 raise RowError("the prompt ends with an assistant message and has a completion besides")

@@ -6,6 +6,7 @@ one without and one with the turn. Marks of the template (`{% generation %}`) ma
 span, for instance an empty thought, but must end where it ends.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -132,7 +133,8 @@ def _turn(
 def _said(message: Message) -> str:
     content = message["content"]
     parts = [part.get("text", "") for part in content] if isinstance(content, list) else [content]
-    return "".join([*parts, str(message.get("reasoning_content") or "")])
+    called = json.dumps(message.get("tool_calls") or "", ensure_ascii=False, default=str)
+    return "".join([*parts, str(message.get("reasoning_content") or ""), called])
 
 
 def _within(spans: list[Span], marks: list[Span], text: str) -> list[Span]:

@@ -58,9 +58,12 @@ class ValueObjective:
 
 
 def explained_variance(samples: Sequence[Sample]) -> float:
-    """1 - variance of (target - value) / variance of the target, over a batch; 0 where targets are equal."""
+    """1 - variance of (target - value) / variance of the target, over a batch; 0 where targets are equal, or
+    there is none."""
     columns = token_columns(samples)
     target_T = columns["value_target"]
+    if not len(target_T):
+        return 0.0
     spread = float(target_T.var(unbiased=False))
     error_T = target_T - columns["value"]
     return 1 - float(error_T.var(unbiased=False)) / spread if spread > 0 else 0.0
