@@ -20,6 +20,9 @@ _log = logging.getLogger(__name__)
 # Goes up when a picture is processed in another way, so that what earlier versions kept is not taken.
 _FORM = b"2"
 
+_ORIENTATION = 0x0112
+"""EXIF's tag."""
+
 # Pillow's conversion to 8 bits cuts the pixels of these modes off instead of scaling them.
 _WIDE_MODES = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")
 
@@ -110,14 +113,13 @@ class PictureMaker:
         return picture.grid, merge
 
     def _decoded(self, data: bytes, name: str) -> Any:
-        from PIL import Image, ImageOps, UnidentifiedImageError
+        from PIL import Image, UnidentifiedImageError
 
         what = f"picture {name} ({len(data)} bytes)"
         try:
             with Image.open(io.BytesIO(data)) as opened:
                 self._check(opened, name)
-                # Cameras write down how they were held instead of turning the pixels.
-                return ImageOps.exif_transpose(opened).convert("RGB")
+                return _turned(opened.convert("RGB"), opened.getexif().get(_ORIENTATION))
         except UnidentifiedImageError as error:
             raise RowError(f"{what} is of no known format") from error
         except Image.DecompressionBombError as error:
@@ -158,6 +160,26 @@ class PictureMaker:
         if self.key(data) != key:
             raise RowError(f"kept picture {file} is damaged, and its source {name} has changed since: {cure}")
         self.make(data, name, file)
+
+
+def _turned(image: Any, orientation: Any) -> Any:
+    """As it was seen: cameras write down how they were held instead of turning the pixels.
+
+    Pillow's `exif_transpose` does the same and writes all other EXIF data anew, which fails where one is odd.
+    """
+    from PIL.Image import Transpose
+
+    turns = (
+        Transpose.FLIP_LEFT_RIGHT,
+        Transpose.ROTATE_180,
+        Transpose.FLIP_TOP_BOTTOM,
+        Transpose.TRANSPOSE,
+        Transpose.ROTATE_270,
+        Transpose.TRANSVERSE,
+        Transpose.ROTATE_90,
+    )
+    turn = dict(enumerate(turns, start=2)).get(orientation)
+    return image if turn is None else image.transpose(turn)
 
 
 def read_kept(file: Path) -> Picture:

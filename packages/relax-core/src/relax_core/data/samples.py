@@ -52,8 +52,12 @@ class SampleBuilder:
 
     def __init__(self, cfg: DataConfig, tokenizer: Tokenizer, pictures: PictureReader | None = None) -> None:
         self._pictures = PictureTokens(cfg, tokenizer, pictures)
-        if not cfg.chat and tokenizer.eos_token_id is None:
-            raise DataError("the tokenizer has no end-of-text token (eos_token) to put behind completions")
+        if not cfg.chat:
+            if tokenizer.eos_token_id is None:
+                raise DataError(
+                    "the tokenizer has no end-of-text token (eos_token) to put behind completions"
+                )
+            self._end = decode(tokenizer, [int(tokenizer.eos_token_id)])
         self._cfg = cfg
         self._tokenizer = tokenizer
         self._renderer = ChatRenderer.of(cfg, tokenizer) if cfg.chat else None
@@ -68,11 +72,11 @@ class SampleBuilder:
         """
         prompt, completion = prompt_of(row.fields, self._cfg), completion_of(row.fields, self._cfg)
         if isinstance(prompt, str):
-            completion, end = completion or "", str(self._tokenizer.eos_token)
-            if end in completion:
+            completion = completion or ""
+            if self._end in completion:
                 raise RowError(
-                    f"{self._cfg.completion_key} holds {end!r}, which is put behind it: a model would learn "
-                    "to go on behind its end. Leave the token out"
+                    f"{self._cfg.completion_key} holds {self._end!r}, which is put behind it: a model would "
+                    "learn to go on behind its end. Leave the token out"
                 )
             return [SampleDraft(row.place, None, [(prompt, False), (completion, True)], prompt)]
         if completion is not None:

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import struct
 import tempfile
 from pathlib import Path
 
@@ -329,6 +330,24 @@ def test_pictures_are_turned_as_the_camera_says_and_as_transformers_does(load, d
         assert (kept.patches() == wanted["pixel_values"]).all()
         grids.add(kept.grid)
     assert grids == {(1, 2, 6), (1, 6, 2)}
+
+
+def test_a_picture_with_odd_exif_data_is_turned_all_the_same(load, data_config, tmp_path):
+    """Its width is text there, which Pillow reads and cannot write anew."""
+    from PIL import Image, ImageOps
+
+    width, orientation = (0x0100, 2, 2, 0x4141), (0x0112, 3, 1, 6)
+    entries = b"".join(struct.pack("<HHII", *entry) for entry in (width, orientation))
+    exif = b"Exif\0\0II*\0" + struct.pack("<IH", 8, 2) + entries + bytes(4)
+    noise = torch.randint(0, 256, (8, 24, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
+    picture = Image.fromarray(noise.numpy())
+    picture.save(tmp_path / "odd.png", exif=exif)
+    with pytest.raises(struct.error), Image.open(tmp_path / "odd.png") as opened:
+        ImageOps.exif_transpose(opened)
+    picture.transpose(Image.Transpose.ROTATE_270).save(tmp_path / "turned.png")
+    _, data = load(data_config(caption("odd.png", "1"), caption("turned.png", "1")))
+    odd, turned = (sample.pictures[0].kept.load().patches() for sample in data.train)
+    assert (odd == turned).all()
 
 
 def test_whatever_a_decoder_raises_is_a_damaged_picture(load, data_config, tmp_path):
