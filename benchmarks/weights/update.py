@@ -194,7 +194,7 @@ class Sender:
     def buckets(self, limit: int, verify: bool) -> Iterator[tuple[dict[str, Tensor], Bucket]]:
         """By IPC as many as there are memories; else one is made while the one before travels."""
         if self.path == "ipc":
-            for bucket in self.packing(buckets_of(self.trainer, limit), {}, digests=verify):
+            for bucket in self.packing(lambda: buckets_of(self.trainer, limit), {}, digests=verify):
                 yield {}, bucket
             return
         for tensors in buckets_of(self.trainer, limit):

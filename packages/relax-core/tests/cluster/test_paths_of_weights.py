@@ -8,6 +8,7 @@ import torch
 from relax_core.cluster.config import ClusterConfig
 from relax_core.cluster.rank import TrainerRank
 from relax_core.cluster.weight_path import WeightPath, equal_ranks, memory_sources
+from relax_core.model.lora_config import LoraConfig
 from relax_rollout import SharesRefusedError
 
 SHORT = {"run": {"steps": 2}}
@@ -91,6 +92,7 @@ class Policy:
 def test_weights_that_moved_or_are_cut_otherwise_are_packed_by_another_record():
     rank = TrainerRank.__new__(TrainerRank)
     rank._policy, rank._packings = Policy(), {}
+    rank._config = SimpleNamespace(lora=LoraConfig())
     first = rank._packing_for(None, ())
     assert rank._packing_for(None, ()) is first
     rank._policy.places = (64, 256)

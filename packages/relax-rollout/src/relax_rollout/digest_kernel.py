@@ -6,6 +6,7 @@ Sums modulo 2**64 are the same in any order, so that blocks add theirs up as the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -85,7 +86,9 @@ class KernelSums:
         """Int64 [B, 3], until the next call."""
         self._sums_B3.zero_()
         grid = (len(self._blocks[0]),)
-        add_sums[grid](
-            self._sums_B3, *self._blocks, COLUMNS=COLUMNS, ROWS=ROWS, GAMMA=GAMMA, MIX=MIX, num_warps=8
-        )
+        # Triton launches on the current device.
+        with torch.cuda.device(self._sums_B3.device) if self._sums_B3.is_cuda else nullcontext():
+            add_sums[grid](
+                self._sums_B3, *self._blocks, COLUMNS=COLUMNS, ROWS=ROWS, GAMMA=GAMMA, MIX=MIX, num_warps=8
+            )
         return self._sums_B3

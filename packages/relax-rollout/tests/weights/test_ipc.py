@@ -95,11 +95,27 @@ def test_memory_of_the_host_opens_in_another_process_and_goes_with_its_sender():
         IpcReceiver().open(handle, torch.device("cpu"))
 
 
+def test_memory_that_took_the_place_of_other_memory_is_opened_anew():
+    """It has the same number of the process and of the file."""
+    receiver, found = IpcReceiver(), []
+    for value in (1.0, 2.0):
+        sender = IpcSender()
+        buckets = sender.buckets({"x": torch.full((4,), value)}, {})
+        found.append(fetch(receiver, buckets)["x"].tolist())
+        sender.close()
+    assert found == [[1.0] * 4, [2.0] * 4]
+    late, sender = json.loads(buckets[0].handle), IpcSender()
+    sender.buckets({"x": torch.zeros(4)}, {})
+    with pytest.raises(OSError, match="not the sender's memory any more"):
+        ipc.open_handle(json.dumps(late), torch.device("cpu"))
+    sender.close()
+
+
 def test_a_file_that_took_the_place_of_the_memory_is_not_opened(tmp_path):
     other = tmp_path / "other"
     other.write_bytes(b"secret")
     (tmp_path / "link").symlink_to(other)
-    handle = json.dumps({"rebuild": "host memory", "path": str(tmp_path / "link"), "size": 6})
+    handle = json.dumps({"rebuild": "host memory", "path": str(tmp_path / "link"), "size": 6, "file": 1})
     with pytest.raises(OSError, match="not the sender's memory any more"):
         ipc.open_handle(handle, torch.device("cpu"))
     with pytest.raises(ValueError, match="no memory of cuda"):

@@ -299,6 +299,52 @@ def test_a_loader_that_computes_new_tensors_is_refused():
         Receiver({"target": Doubling()}, SHAPES, torch.device("cpu"))
 
 
+class OneHead(nn.Module):
+    """Of a rank with one of two heads: numbers that are one element here are filled in, as SGLang does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.A_log = nn.Parameter(torch.zeros(1))
+        self.scale = nn.Parameter(torch.zeros((), dtype=torch.bfloat16))
+        self.table = nn.Parameter(torch.ones(4, 2))
+
+    def load_weights(self, weights):
+        for name, tensor in weights:
+            if name == "table":
+                self.table.data[:3].copy_(tensor)
+                self.table[3:].data.fill_(0)
+            else:
+                part = tensor[1:] if name == "A_log" else tensor
+                getattr(self, name).data.fill_(part.item())
+
+
+@pytest.mark.parametrize("replay", [False, True])
+def test_a_tensor_of_one_element_that_is_filled_in_is_found_and_loaded(files, replay):
+    model = OneHead()
+    shapes = {
+        "A_log": ((2,), torch.float32),
+        "scale": ((1,), torch.float32),
+        "table": ((3, 2), torch.float32),
+    }
+    receiver = Receiver({"target": model}, shapes, torch.device("cpu"), replay=replay)
+    assert {name: served[0] for name, served in receiver.manifest().items()} == {
+        "A_log": "float32", "scale": "bfloat16", "table": "float32"
+    }  # fmt: skip
+    assert (model.A_log.item(), model.scale.item()) == (0, 0)
+    sent = {"A_log": torch.tensor([3.0, 5.0]), "scale": torch.tensor([7.0]), "table": torch.ones(3, 2)}
+    receiver.begin("u", 1)
+    send(receiver, files, sent)
+    digests = receiver.commit("u", 1)["digests"]
+    assert digests == {n: tensor_digest(t.bfloat16() if n == "scale" else t) for n, t in sent.items()}
+    assert (model.A_log.item(), model.scale.item()) == (5, 7)
+
+
+def test_a_place_and_a_larger_one_that_begins_with_it_are_both_written():
+    held, sent = torch.zeros(4), torch.arange(4.0)
+    copy_all([(held[:2], sent[:2]), (held, sent)])
+    assert torch.equal(held, sent)
+
+
 def test_a_bucket_file_that_is_short_is_refused(tmp_path):
     path = tmp_path / "bucket"
     path.write_bytes(b"x" * 10)

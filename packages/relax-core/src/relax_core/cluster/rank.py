@@ -1,9 +1,10 @@
 """A trainer rank in a process of its own: a `LocalPolicy` behind calls."""
 
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from datetime import timedelta
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any, Literal
@@ -56,6 +57,7 @@ class TrainerRank:
         self._stack = ExitStack()
         self._store: Any = None
         self._stream: SampleStream | None = None
+        self._weights: Callable[[], Iterator[Mapping[str, Tensor]]]
         self._export: Iterator[Mapping[str, Tensor]] | None = None
         self._sender: WeightSender | None = None
         self._packing: Packing | None = None
@@ -151,9 +153,10 @@ class TrainerRank:
         """
         self._shares: dict[str, Share] = {}
         if engine_ranks is None:
-            self._export = buckets(self._policy.changing_tensors(), BUCKET_BYTES)
+            self._weights = lambda: buckets(self._policy.changing_tensors(), BUCKET_BYTES)
         else:
-            self._export = self._own_shares(engine_ranks, gathered)
+            self._weights = partial(self._own_shares, engine_ranks, gathered)
+        self._export = self._weights()
         self._packing = self._packing_for(engine_ranks, tuple(gathered)) if path == "ipc" else None
         if path in ("broadcast", "disk"):
             self._sender = self._sender or WeightSender(path, folder=folder)
@@ -168,10 +171,12 @@ class TrainerRank:
                 other.close()
             self._packings.clear()
             device = self._policy.world.torch_device
+            # Shares are all merged with their adapters at once, which a record would keep room for.
+            alone = not gathered and not self._config.lora.rank
             self._packings[key] = Packing(
                 device,
                 lent=self._policy.own_memory() if device.type != "cpu" else (),
-                recorded=self._policy.holds_all if engine_ranks is None else not gathered,
+                recorded=self._policy.holds_all if engine_ranks is None else alone,
             )
         return self._packings[key]
 
@@ -223,12 +228,12 @@ class TrainerRank:
         self, packing: Packing, dtypes: Mapping[str, str], sources: Collection[int]
     ) -> tuple[list[Bucket], dict[str, str]] | None:
         """All weights at once, as they stay where they are: nothing travels while others are made."""
-        export, self._export = self._export, None
-        if export is None:
+        if self._export is None:
             return None
+        self._export = None
         if self._rank in sources:
-            return _with_digests(packing(export, dtypes, self._shares), dtypes)
-        for _ in export:
+            return _with_digests(packing(self._weights, dtypes, self._shares), dtypes)
+        for _ in self._weights():
             pass
         return [], {}
 

@@ -182,7 +182,11 @@ def handle_of(buffer: Tensor) -> str:
             raise ValueError(
                 "this memory of the host is one process's own; only what is mapped from a file has a handle"
             )
-        return json.dumps({"rebuild": HOST, "path": path, "size": buffer.untyped_storage().nbytes()})
+        # A later memory may have the same path: who has opened this one must not take it for that.
+        file = Path(path).stat().st_ino
+        return json.dumps(
+            {"rebuild": HOST, "path": path, "size": buffer.untyped_storage().nbytes(), "file": file}
+        )
     reduce: Any = reductions.reduce_tensor
     rebuild, fields = reduce(buffer)
     kept = [field for field in fields if not isinstance(field, type)]
@@ -216,7 +220,7 @@ def open_handle(handle: str, device: torch.device) -> Tensor:
     if fields["rebuild"] != REBUILDERS.get(device.type):
         raise ValueError(f"{fields['rebuild']!r} gives no memory of {device}")
     if fields["rebuild"] == HOST:
-        return _host_memory(fields["path"], fields["size"])
+        return _host_memory(fields["path"], fields["size"], fields["file"])
     npu = fields["rebuild"] == REBUILDERS["npu"]
     module: Any = import_module("torch_npu.multiprocessing.reductions") if npu else reductions
     rebuild: Any = getattr(module, fields["rebuild"])
@@ -234,9 +238,10 @@ def open_handle(handle: str, device: torch.device) -> Tensor:
     return opened
 
 
-def _host_memory(path: str, size: int) -> Tensor:
+def _host_memory(path: str, size: int, file: int) -> Tensor:
     # The number of a process that has ended may be another's by now, and so may its files.
-    if not str(Path(path).readlink()).startswith(f"/memfd:{MEMORY_NAME}"):
+    own = str(Path(path).readlink()).startswith(f"/memfd:{MEMORY_NAME}")
+    if not own or Path(path).stat().st_ino != file:
         raise OSError(f"{path} is not the sender's memory any more")
     return torch.from_file(path, shared=True, size=size, dtype=torch.uint8)
 

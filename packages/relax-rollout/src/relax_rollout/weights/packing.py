@@ -1,6 +1,6 @@
 """All weights of a trainer's process in memory that engines open, packed anew in the same place each time."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import torch
@@ -31,7 +31,7 @@ class Packing:
 
     def __call__(
         self,
-        export: Iterable[Mapping[str, Tensor]],
+        export: Callable[[], Iterable[Mapping[str, Tensor]]],
         dtypes: Mapping[str, str],
         shares: Mapping[str, Share] | None = None,
         *,
@@ -40,14 +40,14 @@ class Packing:
         """Pack the present weights, which stay as they are until the update has ended.
 
         Args:
-            export: the weights by name, some at a time; of one that is recorded nothing is asked.
+            export: gives the weights by name, some at a time, computed while it is asked; not called where
+                they were recorded, and once more where they could not be.
             dtypes: of the engines' weights, by name, the same at every call; a name without one travels as it
                 is.
             shares: which part of a whole each of those is that is one; read as ``export`` goes on.
             digests: of every tensor, for receivers to compare.
         """
         self._asked = export, dtypes, {} if shares is None else shares
-        self._ipc.release()
         placed = self._place()
         if placed is not self._placed:
             self._placed = placed
@@ -63,8 +63,9 @@ class Packing:
 
     def _place_all(self) -> list[tuple[list[Entry], Tensor]]:
         export, dtypes, shares = self._asked
+        self._ipc.release()
         placed: dict[int, tuple[list[Entry], Tensor]] = {}
-        for tensors in export:
+        for tensors in export():
             cast = {n: t.to(torch_dtype(dtypes[n])) if n in dtypes else t for n, t in tensors.items()}
             for entries, buffer in self._ipc.place(cast):
                 told = [replace(entry, share=shares.get(entry.name)) for entry in entries]

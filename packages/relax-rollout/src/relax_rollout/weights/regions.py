@@ -179,10 +179,10 @@ def copy_all(pairs: Iterable[Pair]) -> None:
     A place that models share is written once.
     """
     small: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
-    done: set[tuple[int, int, tuple[int, ...]]] = set()
+    done: set[tuple[int, int, tuple[int, ...], tuple[int, ...]]] = set()
     with torch.no_grad():
         for now, wanted in pairs:
-            place = now.data_ptr(), wanted.data_ptr(), now.stride()
+            place = now.data_ptr(), wanted.data_ptr(), now.shape, now.stride()
             if place in done:
                 continue
             done.add(place)
@@ -227,6 +227,11 @@ class _Watch(TorchDispatchMode):
         self._owners = owners
         self.probe = 0
         self.found: list[Region] = []
+        self._read: View | None = None
+
+    def look_for(self, probe: Tensor) -> None:
+        """From here on this is the probe, of which nothing has been found."""
+        self.probe, self.found, self._read = probe.untyped_storage().data_ptr(), [], None
 
     def __torch_dispatch__(
         self,
@@ -246,6 +251,17 @@ class _Watch(TorchDispatchMode):
                     f"the model's loader writes {owner} from a tensor that is not part of the checkpoint's; "
                     "its weights cannot be read back"
                 )
+        elif function is torch.ops.aten._local_scalar_dense.default:
+            of_probe = arguments[0].untyped_storage().data_ptr() == self.probe
+            self._read = View.of(arguments[0]) if of_probe else None
+        elif function is torch.ops.aten.fill_.Scalar and self._read is not None:
+            # Tensors of one element are read by the host and filled in.
+            target, source = arguments[0], self._read
+            owner = self._owners.get(target.untyped_storage().data_ptr())
+            if owner is not None and target.numel() == 1:
+                there = View.of(target)
+                self.found.append(Region(View(source.offset, there.size, there.stride), owner, there))
+                return target
         return function(*arguments, **(keywords or {}))
 
 
@@ -273,7 +289,7 @@ def trace(
     with _Watch(owners) as watch:
         for name, (shape, dtype) in checkpoint.items():
             probe = torch.empty(shape, dtype=dtype, device=device)
-            watch.probe, watch.found = probe.untyped_storage().data_ptr(), []
+            watch.look_for(probe)
             load([(name, probe)])
             if watch.found:
                 regions.of[name] = watch.found

@@ -145,7 +145,7 @@ def packer_of(path, folder):
     """Gives the buckets of some weights, and what gives them up."""
     if path == "ipc":
         packing = Packing(CPU)
-        return (lambda given, dtypes: packing([given], dtypes)), packing.close
+        return (lambda given, dtypes: packing(lambda: [given], dtypes)), packing.close
     sender = WeightSender(path, folder=folder)
 
     def pack(given, dtypes):
