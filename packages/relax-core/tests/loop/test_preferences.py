@@ -8,8 +8,10 @@ import torch
 import torch.nn.functional as F
 from relax_core.algorithms import AlgorithmConfig, Sequences
 from relax_core.data.problems import DataError
+from relax_core.loop.local import LocalPolicy
 from relax_core.loop.preferences import PreferenceObjective
 from relax_core.loss import LossReducer
+from relax_core.testing.runs import records, start
 from relax_core.trainer.sample import Sample
 from relax_kernels import LogProbs
 
@@ -72,6 +74,47 @@ def test_the_first_loss_is_log_2_and_training_prefers_the_chosen(tmp_path, monke
     assert steps[0]["preference_margin"] == pytest.approx(0, abs=1e-6)
     assert steps[1]["dpo_loss"] < math.log(2)
     assert steps[1]["preference_accuracy"] > 0.5
+
+
+def test_held_out_pairs_are_scored_a_batch_at_a_time(small_run, tmp_path, monkeypatch):
+    """13 pairs in batches of 5, before and after one step; each pair counts the same."""
+    scored = []
+    score = LocalPolicy.score
+
+    def watched(policy, samples, **options):
+        found = score(policy, samples, **options)
+        scored.append((options.get("of", "policy"), [float(one.double().sum()) for one in found]))
+        return found
+
+    monkeypatch.setattr(LocalPolicy, "score", watched)
+    numbers = range(10, 60)
+    pairs = [{"prompt": f"{n} + {n}", "chosen": str(2 * n), "rejected": str(2 * n + 1)} for n in numbers]
+    data = {"path": rows(tmp_path / "pairs.jsonl", *pairs), "eval_path": None, "eval_fraction": 0.26}
+    config = small_run(
+        algorithm={"name": "dpo", "preference_beta": 0.5},
+        data=data,
+        run={"steps": 1},
+        sft={"samples_per_step": 5},
+    )
+    before, after = (
+        step for step in records(start(config, tmp_path / "run")) if step.get("eval_loss") is not None
+    )
+    # The step in the middle asks for the reference's scores alone.
+    assert [(of, len(sums)) for of, sums in scored] == [
+        *[("reference", 10), ("policy", 10)] * 2, ("reference", 6), ("policy", 6),
+        ("reference", 10),
+        *[("reference", 10), ("policy", 10)] * 2, ("reference", 6), ("policy", 6),
+    ]  # fmt: skip
+    losses, right = [], []
+    for (_, theirs), (_, ours) in zip(scored[7::2], scored[8::2], strict=True):
+        ratios = [a - b for a, b in zip(ours, theirs, strict=True)]
+        margins = [0.5 * (better - worse) for better, worse in zip(ratios[::2], ratios[1::2], strict=True)]
+        losses += [math.log(1 + math.exp(-margin)) for margin in margins]
+        right += [margin > 0 for margin in margins]
+    assert before["eval_loss"] == pytest.approx(math.log(2), rel=1e-6)
+    assert after["eval_loss"] == pytest.approx(sum(losses) / 13, rel=1e-6)
+    assert after["eval_accuracy"] == sum(right) / 13
+    assert after["eval_loss"] != pytest.approx(math.log(2), rel=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -46,17 +46,20 @@ class PairsLoop:
         return StepResult(LateMetrics(trained))
 
     def evaluate(self, step: int) -> dict[str, float]:
-        """Loss and accuracy of held-out pairs."""
-        held_out = _trainable(self._data.held_out[: self._config.eval.max_prompts])
+        """Loss and accuracy of held-out pairs, scored a batch at a time as `SftLoop` does."""
+        held_out = self._data.held_out[: self._config.eval.max_prompts]
         if not held_out:
             return {}
+        size, beta = self._config.sft.samples_per_step, self._config.algorithm.preference_beta
+        found = []
         with self._recorder.phase("eval"):
-            samples = self._with_reference(held_out)
-            scores = self._session.policy.score(samples)
-        found = preferences(samples, torch.cat(scores), beta=self._config.algorithm.preference_beta)
+            for start in range(0, len(held_out), size):
+                samples = self._with_reference(_trainable(held_out[start : start + size]))
+                scores = self._session.policy.score(samples)
+                found.append(preferences(samples, torch.cat(scores), beta=beta))
         return {
-            "eval_loss": float(found.loss_P.mean()),
-            "eval_accuracy": float((found.margin_P > 0).double().mean()),
+            "eval_loss": float(torch.cat([one.loss_P for one in found]).mean()),
+            "eval_accuracy": float((torch.cat([one.margin_P for one in found]) > 0).double().mean()),
         }
 
     def state(self) -> dict[str, Any]:

@@ -194,11 +194,6 @@ class _Row:
             layout.pack([s.mask_L for s in samples], dtype=torch.float32),
         )
 
-    def pack_column(self, name: str, samples: Sequence[Sample], members: Sequence[int]) -> Tensor:
-        if not members:
-            return torch.zeros(self.layout.padded_total)
-        return self.layout.pack([samples[i].columns[name] for i in members], dtype=torch.float32)
-
     def targets(self, distance: int) -> tuple[Tensor, Tensor, Tensor]:
         """This rank's positions whose token `distance` ahead carries loss, where that token lies in the whole
         row, and its mask."""
