@@ -13,7 +13,7 @@ import numpy as np
 from relax_rollout.pictures import Grid, Picture
 
 from relax_core.data.config import DataConfig
-from relax_core.data.problems import RowError
+from relax_core.data.problems import DataError, RowError
 
 _log = logging.getLogger(__name__)
 
@@ -213,12 +213,23 @@ def warn_of_damage(file: Path, error: Exception) -> None:
 
 
 def _write(file: Path, picture: Picture) -> None:
-    with tempfile.NamedTemporaryFile(dir=file.parent, suffix=".part", delete=False) as part:
-        np.savez(
-            part,
-            codes=picture.codes,
-            values_CV=picture.values_CV,
-            frames=picture.frames,
-            grid=np.asarray([*picture.grid, picture.merge]),
-        )
-    Path(part.name).replace(file)
+    try:
+        with tempfile.NamedTemporaryFile(dir=file.parent, suffix=".part", delete=False) as part:
+            unfinished = Path(part.name)
+            try:
+                np.savez(
+                    part,
+                    codes=picture.codes,
+                    values_CV=picture.values_CV,
+                    frames=picture.frames,
+                    grid=np.asarray([*picture.grid, picture.merge]),
+                )
+                part.flush()
+                unfinished.replace(file)
+            finally:
+                unfinished.unlink(missing_ok=True)
+    except OSError as error:
+        raise DataError(
+            f"processed pictures cannot be kept in {file.parent}: {error.strerror or error}. Set "
+            "data.image_cache to a folder with more room"
+        ) from error

@@ -1,11 +1,14 @@
 """Supervised fine-tuning on pictures, from files to an exported model; and what is refused."""
 
 import base64
+import errno
 import json
+import os
 import struct
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from relax_bridge import Checkpoint, model_map, write_checkpoint
@@ -330,6 +333,21 @@ def test_pictures_are_turned_as_the_camera_says_and_as_transformers_does(load, d
         assert (kept.patches() == wanted["pixel_values"]).all()
         grids.add(kept.grid)
     assert grids == {(1, 2, 6), (1, 6, 2)}
+
+
+def test_a_full_disk_is_named_with_its_cure_and_left_clean(load, data_config, tmp_path, monkeypatch):
+    paint(tmp_path / "a.png", COLOURS["1"])
+
+    def fill(stream, **_):
+        stream.write(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(np, "savez", fill)
+    cache = tmp_path / "cache"
+    cfg = data_config(caption("a.png", "1")).model_copy(update={"image_cache": cache})
+    with pytest.raises(DataError, match=rf"kept in {cache}: No space left on device. Set data.image_cache"):
+        load(cfg)
+    assert list(cache.iterdir()) == []
 
 
 def test_a_picture_with_odd_exif_data_is_turned_all_the_same(load, data_config, tmp_path):
