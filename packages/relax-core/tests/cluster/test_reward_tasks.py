@@ -6,15 +6,17 @@ import socket
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from relax_core.cluster import reward_tasks
 from relax_core.cluster.config import ClusterConfig
 from relax_core.cluster.plan import plan_placement
 from relax_core.cluster.ray_process import open_ray
-from relax_core.cluster.reward_tasks import TaskPool, judge
+from relax_core.cluster.reward_tasks import TaskPool, free_seats, judge
 from relax_core.cluster.seats import open_seats
 from relax_rollout.rewards import RewardInput, RewardRunner, load_reward
+from relax_rollout.rewards.runner import RewardLimits
 
 ITEM = RewardInput("1 + 1", "2", "2")
 
@@ -119,7 +121,7 @@ def score(full_ray):
     """Scores completions by a function of `ray_tasks`, so many at a time."""
 
     def go(name, items, *, concurrency=2, timeout_s=60.0):
-        pool = partial(TaskPool, full_ray.tasks())
+        pool = partial(TaskPool, free_seats(full_ray.tasks()))
         reward = load_reward(f"ray_tasks:{name}")
 
         async def body():
@@ -134,6 +136,44 @@ def score(full_ray):
 def most_at_once(results):
     spans = [tuple(map(float, result.extracted.split())) for result in results]
     return max(sum(began <= moment < ended for began, ended in spans) for moment, _ in spans)
+
+
+def test_what_waits_for_a_seat_behind_another_pool_has_not_begun(monkeypatch):
+    """Its time would run, and it be late before it could start."""
+    begun, seats = [], []
+
+    class Task:
+        def options(self, *, max_retries, **seat):
+            seats.append(seat)
+            return self
+
+        def remote(self, function, item, *limits):
+            begun.append((item.completion, asyncio.get_running_loop().create_future()))
+            return begun[-1][1]
+
+    monkeypatch.setattr(reward_tasks.ray, "remote", lambda function: Task())
+    monkeypatch.setattr(reward_tasks, "START_LIMIT_S", 1e6)
+    reward = SimpleNamespace(worker="module:function", memory_gib=None)
+
+    async def body():
+        free, told = free_seats([{"seat": 0}, {"seat": 1}]), []
+        tools, rewards = (TaskPool(free, reward, RewardLimits(1.0, 4)) for _ in range(2))
+        for pool, name in ((tools, "a"), (tools, "b"), (rewards, "c")):
+            pool.submit(RewardInput("", name), told.append)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert [name for name, _ in begun] == ["a", "b"]
+        begun[0][1].set_result({"score": 1})
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert [name for name, _ in begun] == ["a", "b", "c"]
+        assert seats == [{"seat": 0}, {"seat": 1}, {"seat": 0}]
+        for _, answer in begun[1:]:
+            answer.set_result({"score": 1})
+        while len(told) < 3:
+            await asyncio.sleep(0)
+
+    asyncio.run(body())
 
 
 @pytest.mark.parametrize("concurrency", [1, 2])
@@ -154,7 +194,7 @@ def test_a_task_whose_process_ends_fails_alone(score):
 def test_a_task_that_cannot_be_interrupted_is_ended(score, tmp_path, monkeypatch):
     pid, start_s = tmp_path / "pid", 2.0
     # Where a process takes longer than that to start it is ended before it has begun.
-    while not pid.exists():
+    while not (pid.exists() and pid.read_text()):
         start_s *= 2
         monkeypatch.setattr(reward_tasks, "START_LIMIT_S", start_s)
         (deaf,) = score("harm", [RewardInput("", "deaf", str(pid))], timeout_s=0.5)

@@ -5,7 +5,7 @@ import inspect
 import resource
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import ray
@@ -22,24 +22,24 @@ Answer = Callable[[dict[str, Any]], None]
 class TaskPool:
     """A task for each completion, at most `limits.concurrency` at a time; see `relax_rollout`'s `Pool`.
 
-    Tasks have seats of the run's own: on a cluster that is full they would never begin, and be late.
+    Tasks have seats of the run's own: on a cluster that is full they would never begin, and be late. So would
+    those of rewards behind slow tools, if not all of a run's pools took the same seats from one queue.
     A call that runs over its time is interrupted where Python code can be; the process of one that goes on
     regardless is ended.
 
     Args:
-        seats: Ray's options of tasks that may run at once; more of them wait for one another.
+        seats: those that are free, each Ray's options of a task; of one event loop.
         reward: with a `worker`.
         limits: time and concurrency.
     """
 
-    def __init__(self, seats: Sequence[Mapping[str, Any]], reward: Reward, limits: RewardLimits) -> None:
+    def __init__(self, seats: asyncio.Queue[Mapping[str, Any]], reward: Reward, limits: RewardLimits) -> None:
         assert reward.worker is not None, "this reward needs no worker"
         self._reward = reward
         self._limits = limits
-        task = ray.remote(judge)
-        self._free: asyncio.Queue[Any] = asyncio.Queue()
-        for place in range(limits.concurrency):
-            self._free.put_nowait(task.options(**seats[place % len(seats)], max_retries=0))
+        self._seats = seats
+        self._may_run = asyncio.Semaphore(limits.concurrency)
+        self._task = ray.remote(judge)
         self._running: set[asyncio.Task[None]] = set()
 
     @property
@@ -57,20 +57,39 @@ class TaskPool:
         """Nothing waits any more when a run ends."""
 
     async def _judge(self, item: RewardInput, answer: Answer) -> None:
-        task = await self._free.get()
+        async with self._may_run:
+            seat = await self._seats.get()
+            try:
+                message = await self._judged_at(seat, item)
+            finally:
+                self._seats.put_nowait(seat)
+        answer(message)
+
+    async def _judged_at(self, seat: Mapping[str, Any], item: RewardInput) -> dict[str, Any]:
         limit = self._limits.timeout_s
         started = time.perf_counter()
+        task = self._task.options(**seat, max_retries=0)
         call = task.remote(self._reward.worker, item, limit, self._reward.memory_gib)
         try:
-            message = await asyncio.wait_for(call, START_LIMIT_S + limit + GRACE_S)
+            message: dict[str, Any] = await asyncio.wait_for(call, START_LIMIT_S + limit + GRACE_S)
         except TimeoutError:
             ray.cancel(call, force=True)
-            message = {"late": True}
+            return {"late": True}
         except RayError as error:
-            message = error_reply(error, started)
-        finally:
-            self._free.put_nowait(task)
-        answer(message)
+            return error_reply(error, started)
+        return message
+
+
+def free_seats(options: Iterable[Mapping[str, Any]]) -> asyncio.Queue[Mapping[str, Any]]:
+    """What the pools of a run share.
+
+    Args:
+        options: Ray's, of each task that may run beside the others.
+    """
+    seats: asyncio.Queue[Mapping[str, Any]] = asyncio.Queue()
+    for each in options:
+        seats.put_nowait(each)
+    return seats
 
 
 class _LateError(BaseException):

@@ -19,7 +19,7 @@ from relax_core.cluster.event_thread import EventThread
 from relax_core.cluster.plan import plan_placement
 from relax_core.cluster.policy import RayPolicy
 from relax_core.cluster.ray_process import open_ray
-from relax_core.cluster.reward_tasks import TaskPool
+from relax_core.cluster.reward_tasks import TaskPool, free_seats
 from relax_core.cluster.seats import Seats, open_seats
 from relax_core.cluster.stream import stream_cpus
 from relax_core.config.root import RelaxConfig
@@ -77,7 +77,7 @@ def open_cluster_session(config: RelaxConfig) -> Iterator[Session[RayPolicy]]:
 def _open_rollout(
     config: RelaxConfig, engines: EngineGroup, shared: int, tasks: Sequence[Mapping[str, Any]]
 ) -> Iterator[Rollout]:
-    start_pool = partial(TaskPool, tasks)
+    start_pool = partial(TaskPool, free_seats(tasks))
     with (
         EventThread() as runner,
         open_rewards(config, start_pool) as rewards,
