@@ -39,6 +39,17 @@ def test_what_is_not_there_is_named_by_its_setting(flags, name, words):
     assert found[name].given == flags[1]
 
 
+def test_sources_of_a_mixture_that_are_missing_or_one_are_refused(tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("{}")
+    path = ("--data.path", str(rows))
+    missing = refused(*path, "--data.mixture", "{no.jsonl: 1.0}")["data.mixture"]
+    assert missing.given == "no.jsonl"
+    assert "there is no file or folder no.jsonl" in missing.message
+    shared = refused(*path, "--data.mixture", f"{{{tmp_path}: 1.0}}")["data.mixture"]
+    assert f"rows.jsonl is in {rows} and in {tmp_path}" in shared.message
+
+
 def test_a_device_that_is_not_there_is_refused(monkeypatch):
     monkeypatch.setattr(get_device("cuda"), "available", lambda: False)
     found = refused("--run.device", "cuda")

@@ -9,7 +9,7 @@ from relax_core.cli.plan import shape_refusals
 from relax_core.config.problems import ConfigError, Problem
 from relax_core.config.root import RelaxConfig
 from relax_core.data.problems import DataError
-from relax_core.data.sources import find_files
+from relax_core.data.sources import find_files, refuse_shared_files
 from relax_core.run.trackers import missing_package, wanted_trackers
 
 
@@ -84,19 +84,27 @@ def _models(config: RelaxConfig) -> Iterator[Problem]:
 
 
 def _data(config: RelaxConfig) -> Iterator[Problem]:
-    for name in ("path", "eval_path"):
-        given = getattr(config.data, name)
+    data = config.data
+    named = (
+        (("data", "path"), data.path),
+        (("data", "eval_path"), data.eval_path),
+        *((("data", "mixture"), given) for given in data.mixture),
+        *((("eval", "sets", name), given) for name, given in config.eval.sets.items()),
+    )
+    complete = True
+    for place, given in named:
         try:
             if given is not None:
                 find_files(given)
         except DataError as error:
-            yield Problem(("data", name), str(error), given=given)
-    for name, given in config.eval.sets.items():
+            complete = False
+            yield Problem(place, str(error), given=given)
+    if complete:
         try:
-            find_files(given)
+            refuse_shared_files((data.path, *data.mixture))
         except DataError as error:
-            yield Problem(("eval", "sets", name), str(error), given=given)
-    template: Path | None = config.data.chat_template
+            yield Problem(("data", "mixture"), str(error))
+    template: Path | None = data.chat_template
     if template is not None and not template.expanduser().is_file():
         yield Problem(("data", "chat_template"), "there is no such file", given=str(template))
 

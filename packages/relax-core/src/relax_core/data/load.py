@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from relax_core.data.config import DataConfig
@@ -22,7 +21,7 @@ from relax_core.data.problems import BadRow, BadRows, DataError
 from relax_core.data.prompts import PromptBuilder
 from relax_core.data.rows import Rows
 from relax_core.data.samples import SampleBuilder
-from relax_core.data.sources import find_files, read_rows
+from relax_core.data.sources import read_rows, refuse_shared_files
 from relax_core.data.split import held_out_of
 from relax_core.data.store import ExampleFile, Examples
 from relax_core.data.stream import ExampleStream
@@ -129,7 +128,7 @@ def load_pairs(
 
 def _load(cfg: DataConfig, builder: Builder[E], seed: int) -> DataSet[E]:
     """All sources; held-out rows of their own come with the first."""
-    _refuse_shared_files((cfg.path, *cfg.mixture))
+    refuse_shared_files((cfg.path, *cfg.mixture))
     file = ExampleFile[E]()
     with preparation(builder, cfg.workers) as prepared:
         first = _load_source(cfg, prepared, seed, file)
@@ -216,18 +215,6 @@ def _build(
     if not len(examples):
         raise DataError(f"{source} gives no example: it is empty, or every row was skipped")
     return examples, skipped
-
-
-def _refuse_shared_files(paths: Sequence[str]) -> None:
-    """A file in two sources would be drawn by neither's weight, and its rows have one place twice."""
-    owners: dict[Path, str] = {}
-    for path in paths:
-        for name, file in find_files(path) or ():
-            owner = owners.setdefault(file.resolve(), path)
-            if owner != path:
-                raise DataError(
-                    f"{name} is in {owner} and in {path}: give each file to one of data.path and data.mixture"
-                )
 
 
 def _warn_of_overlap(train: Examples[E], held_out: Examples[E]) -> None:

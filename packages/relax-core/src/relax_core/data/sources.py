@@ -2,7 +2,7 @@
 
 import glob
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from relax_core.assets import locate
@@ -64,8 +64,24 @@ def find_files(path: str) -> list[tuple[str, Path]] | None:
             raise DataError(f"no file matches the pattern {path}")
         return [(match, _known(match, Path(match))) for match in matches]
     if place.suffix in _SUFFIXES or not _HUB_NAME.fullmatch(path):
-        raise DataError(f"there is no file or folder {path}: correct data.path or data.eval_path")
+        raise DataError(f"there is no file or folder {path}: correct the setting that names it")
     return None
+
+
+def refuse_shared_files(paths: Sequence[str]) -> None:
+    """A file in two sources would be drawn by neither's weight, and its rows have one place twice.
+
+    Raises:
+        DataError: a file is in two of `paths`; and see `find_files`.
+    """
+    owners: dict[Path, str] = {}
+    for path in paths:
+        for name, file in find_files(path) or ():
+            owner = owners.setdefault(file.resolve(), path)
+            if owner != path:
+                raise DataError(
+                    f"{name} is in {owner} and in {path}: give each file to one of data.path and data.mixture"
+                )
 
 
 def _known(name: str, file: Path) -> Path:
