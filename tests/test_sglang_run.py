@@ -288,8 +288,7 @@ def test_pictures_are_learnt_from_what_servers_saw(
     from relax_core.testing.runs import records, start
 
     sizes = colours.model_config()
-    # On CPUs SGLang pads what it cannot cut into multiples of 32, and what is padded cannot be read back; nor
-    # can the single number that one head of the delta net on a rank would have.
+    # On CPUs SGLang pads what it cannot cut into multiples of 32, and what is padded cannot be read back.
     sizes["text_config"] |= {"num_key_value_heads": 2, "intermediate_size": 64, "linear_num_value_heads": 4}
     sizes["vision_config"]["intermediate_size"] = 64
     monkeypatch.setattr(colours, "model_config", lambda: sizes)

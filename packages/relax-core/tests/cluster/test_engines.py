@@ -233,6 +233,24 @@ def test_a_dead_engine_comes_back_with_the_weights_of_the_others_which_go_on():
     asyncio.run(go())
 
 
+def test_an_engine_that_was_started_anew_is_told_apart_wherever_its_handle_lies():
+    """It is in no group that the one before it had joined."""
+
+    async def go():
+        host, seen = Host(), []
+        for version in (1, 2, 3):
+            await host.group.begin_update(version)
+            seen.append(host.group.updated)
+            await host.group.load_shared("w")
+            await host.group.end_update()
+            host.engines[1].dead.set()
+            await host.group.pids()
+            await settle()
+        return seen
+
+    assert asyncio.run(asyncio.wait_for(go(), 100)) == [[(0, 1), (1, n)] for n in (1, 2, 3)]
+
+
 def test_an_engine_that_dies_during_an_update_gets_what_came_of_it():
     async def go():
         host = Host()

@@ -195,7 +195,7 @@ class EngineGroup:
     @property
     def updated(self) -> list[tuple[int, int]]:
         """The engines that the open update began with, by number, and which start of each it is."""
-        return [(member.number, id(member.actor)) for member in self._updated]
+        return [(member.number, member.starts) for member in self._updated]
 
     async def see(self, offers: Mapping[int, Sequence[str]]) -> bool:
         """Whether every engine can open the memory that it is offered; see `MemoryProbe`."""

@@ -31,6 +31,7 @@ class Member:
         reviving: somebody starts it, or brings it weights.
         resting: its memory is given up.
         restarts: since the last update.
+        starts: of all.
         requests: in flight.
     """
 
@@ -41,6 +42,7 @@ class Member:
     reviving: bool = False
     resting: bool = False
     restarts: int = 0
+    starts: int = 1
     requests: int = 0
 
     @property
@@ -215,6 +217,7 @@ class Members:
                 # While the trainer has the device there is no memory for another engine.
                 await self.reclaimed.wait()
                 member.actor = self._start(member.number)
+                member.starts += 1
                 try:
                     async with asyncio.timeout(_START_SHARE * self._timeout_s):
                         await answer_of(member.actor.pid.remote())
