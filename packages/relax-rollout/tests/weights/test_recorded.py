@@ -131,6 +131,20 @@ def test_a_record_that_fails_midway_loses_no_weight_and_no_memory(monkeypatch):
     packing.close()
 
 
+def test_weights_that_engines_want_in_another_dtype_are_recorded_anew(graphs):
+    """An engine without its draft has no dtype for that; one that was started anew has a draft again."""
+    weight = torch.arange(3.0)
+    packing, receiver, packed = Packing(CPU, recorded=True), IpcReceiver(), []
+    for dtypes in [{}] * 3 + [{"w": "bfloat16"}] * 3:
+        weight.add_(1)
+        buckets = packing(lambda: [{"w": weight}], dtypes)
+        found = tensors_of(buckets, receiver)["w"]
+        assert torch.equal(found.float(), weight)
+        packed.append((found.dtype, len(graphs)))
+    assert packed == [(torch.float32, n) for n in (0, 1, 1)] + [(torch.bfloat16, n) for n in (1, 2, 2)]
+    packing.close()
+
+
 def test_what_is_computed_when_weights_are_asked_for_is_recorded(graphs):
     """Merged adapters are: a record that began behind it would read memory that is long free."""
     weight = torch.zeros(3)

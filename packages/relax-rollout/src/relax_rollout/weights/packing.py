@@ -24,7 +24,9 @@ class Packing:
 
     def __init__(self, device: torch.device, *, lent: Iterable[Tensor] = (), recorded: bool = False) -> None:
         self._device, self._ipc = device, IpcSender(lent)
-        self._place = Recorded(device, self._place_all) if recorded else self._place_all
+        self._recorded = recorded
+        self._place: Callable[[], list[tuple[list[Entry], Tensor]]]
+        self._dtypes: Mapping[str, str] | None = None
         self._placed: list[tuple[list[Entry], Tensor]] = []
         self._buckets: list[Bucket] = []
         self._digests = TensorDigests({})
@@ -42,12 +44,15 @@ class Packing:
         Args:
             export: gives the weights by name, some at a time, computed while it is asked; not called where
                 they were recorded, and once more where they could not be.
-            dtypes: of the engines' weights, by name, the same at every call; a name without one travels as it
-                is.
+            dtypes: of the engines' weights, by name; a name without one travels as it is. Others than at the
+                last call are recorded anew.
             shares: which part of a whole each of those is that is one; read as ``export`` goes on.
             digests: of every tensor, for receivers to compare.
         """
         self._asked = export, dtypes, {} if shares is None else shares
+        if dtypes != self._dtypes:
+            self._dtypes = dict(dtypes)
+            self._place = Recorded(self._device, self._place_all) if self._recorded else self._place_all
         placed = self._place()
         if placed is not self._placed:
             self._placed = placed
