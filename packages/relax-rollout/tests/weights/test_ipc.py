@@ -104,10 +104,15 @@ def test_memory_that_took_the_place_of_other_memory_is_opened_anew():
         found.append(fetch(receiver, buckets)["x"].tolist())
         sender.close()
     assert found == [[1.0] * 4, [2.0] * 4]
-    late, sender = json.loads(buckets[0].handle), IpcSender()
-    sender.buckets({"x": torch.zeros(4)}, {})
+
+
+def test_later_memory_is_not_opened_by_the_handle_of_earlier_one():
+    sender = IpcSender()
+    (bucket,) = sender.buckets({"x": torch.zeros(4)}, {})
+    earlier = json.loads(bucket.handle)
+    earlier["file"] -= 1
     with pytest.raises(OSError, match="not the sender's memory any more"):
-        ipc.open_handle(json.dumps(late), torch.device("cpu"))
+        ipc.open_handle(json.dumps(earlier), torch.device("cpu"))
     sender.close()
 
 
