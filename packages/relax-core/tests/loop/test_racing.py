@@ -13,6 +13,7 @@ from relax_core.loop.episode import EpisodeLimits
 from relax_core.loop.sampler import Sampler, TimeLimits
 from relax_core.loop.stepwise import Racing, sampling_params
 from relax_rollout import Completion
+from relax_rollout.pictures import Picture, PlacedPicture
 from relax_rollout.rewards import RewardResult
 
 PHASES = SimpleNamespace(phase=lambda name: nullcontext())
@@ -51,6 +52,17 @@ class Engine:
             self.rows[name][1].append("abort")
 
 
+class Shown:
+    """The picture of a prompt, of its number and one token; no plain value."""
+
+    def __init__(self, number):
+        self.number, self.kept = number, SimpleNamespace(key=str(number))
+
+    def load(self):
+        patches = np.full((4, 12), self.number, np.float32)
+        return PlacedPicture(Picture.of(patches, (1, 2, 2), merge=2, channels=3, frames=1), 0)
+
+
 class Judge:
     def __init__(self, dull=()):
         self.dull = dull
@@ -60,7 +72,7 @@ class Judge:
 
 
 def racing(lengths, *, engine=None, dull=(), times=None, **settings):
-    prompts = [Prompt(f"p{n}", np.array([n], dtype=np.int32), f"p{n}") for n in lengths]
+    prompts = [Prompt(f"p{n}", np.array([n], dtype=np.int32), f"p{n}", pictures=(Shown(n),)) for n in lengths]
     stream = ExampleStream(prompts, seed=0, shuffle=False)
     config = RolloutConfig(prompts_per_step=2, samples_per_prompt=2, over_sampling=2, **settings)
     sampler = Sampler(
@@ -108,7 +120,7 @@ def test_every_prompt_is_trained_once_and_none_is_lost():
         return seen, race.state()
 
     seen, state = asyncio.run(go())
-    left = [saved["prompt"]["id"] for saved in state["left"]]
+    left = [f"p{LENGTHS[saved['number'] - 1]}" for saved in state["left"]]
     assert len(seen) == len(set(seen)) == 8
     # What was drawn is trained or still there.
     assert len(seen) + len(left) == state["drawn"]
@@ -171,24 +183,31 @@ def test_what_is_too_old_is_begun_anew():
     assert old == [None] * 4
 
 
-def test_a_saved_race_goes_on_with_the_tokens_it_has():
+def test_a_saved_race_goes_on_with_the_tokens_and_pictures_it_has():
     async def first():
         race = racing(LENGTHS, early_abort="continue")
         await race.advance(0)
         await race.take(1)
-        return json.loads(json.dumps(race.state())), [e.turn_ids for b in race._left for e in b.episodes]
+        return json.loads(json.dumps(race.state())), left(race)
 
     async def second(state):
         race = racing(LENGTHS, early_abort="continue")
         race.load(state)
         await race.advance(1)
-        tokens = [e.turn_ids for b in race._left for e in b.episodes]
-        return tokens, names(await race.take(2))
+        return left(race), names(await race.take(2))
+
+    def left(race):
+        return [
+            (b.prompt.id, [p.picture.patches().max() for p in e.request(0).pictures], e.turn_ids)
+            for b in race._left
+            for e in b.episodes
+        ]
 
     state, before = asyncio.run(first())
     after, trained = asyncio.run(second(state))
     assert before == after
-    assert all(tokens for tokens in after)
+    assert [(name, shown) for name, shown, _ in after[::2]] == [("p50", [50]), ("p300", [300])]
+    assert all(tokens for *_, tokens in after)
     assert trained == ["p5", "p6"]
 
 

@@ -5,10 +5,9 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from relax_rollout import SamplingParams
 from relax_rollout.filters import nonzero_spread
 
@@ -91,9 +90,10 @@ class Stepwise:
 
 @dataclass
 class _Begun:
-    """A prompt that was drawn, the number of its draw, and its completions."""
+    """A prompt that was drawn: its number, the stream before it was, and its completions."""
 
     number: int
+    cursor: dict[str, Any]
     prompt: Prompt
     episodes: list[Episode]
 
@@ -160,7 +160,7 @@ class Racing:
             "left": [
                 {
                     "number": begun.number,
-                    "prompt": {**asdict(begun.prompt), "ids": begun.prompt.ids.tolist()},
+                    "cursor": begun.cursor,
                     "episodes": [episode.state() for episode in begun.episodes],
                 }
                 for begun in self._left
@@ -169,14 +169,14 @@ class Racing:
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Goes on where the saved one stood; completions with an environment are begun anew."""
+        self._left = deque(self._restore(saved) for saved in state["left"])
         self._stream.load_state_dict(state["prompts"])
         self._drawn = state["drawn"]
-        self._left = deque(self._restore(saved) for saved in state["left"])
 
     def _restore(self, saved: Mapping[str, Any]) -> _Begun:
-        ids = np.asarray(saved["prompt"]["ids"], dtype=np.int32)
-        prompt = Prompt(**{**saved["prompt"], "ids": ids})
-        begun = _Begun(saved["number"], prompt, [])
+        self._stream.load_state_dict(saved["cursor"])
+        (prompt,) = self._stream.take(1)
+        begun = _Begun(saved["number"], saved["cursor"], prompt, [])
         if all(part is not None for part in saved["episodes"]):
             begun.episodes = self._episodes(begun.number, prompt)
             for episode, part in zip(begun.episodes, saved["episodes"], strict=True):
@@ -186,9 +186,10 @@ class Racing:
     def _next(self) -> _Begun:
         if self._left:
             return self._left.popleft()
+        cursor = self._stream.state_dict()
         (prompt,) = self._stream.take(1)
         self._drawn += 1
-        return _Begun(self._drawn, prompt, self._episodes(self._drawn, prompt))
+        return _Begun(self._drawn, cursor, prompt, self._episodes(self._drawn, prompt))
 
     def _episodes(self, number: int, prompt: Prompt) -> list[Episode]:
         # The version is in the place, so that what is begun anew does not repeat itself.
