@@ -4,7 +4,7 @@
 def test_ppo_with_adapters_gives_the_bits_of_one_process(small_run, finish, same_results):
     """A critic, and a reference that is the policy without its adapters."""
     sections = {
-        "algorithm": {"name": "ppo", "kl_loss_coef": 0.05},
+        "algorithm": {"name": "ppo", "kl_loss_coef": 0.05, "kl": "k2"},
         "critic": {"lr": 1e-2},
         "lora": {"rank": 2},
         "run": {"steps": 2},

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from relax_core.data import DataConfig, DataError, Sample, load_samples
+from relax_core.data import DataConfig, DataError, Sample, load_samples, store
 from relax_core.data import load as loading
 from relax_core.data.length import LengthRule
 from relax_core.data.picture_maker import PictureMaker
@@ -52,6 +52,7 @@ def peak():
 def test_a_data_set_takes_less_memory_than_its_tokens(write_rows, tokenizer, monkeypatch, peak, documents):
     """400 samples of 250 kB; chunks of 4 rows, an example in the making and a block of them are in memory."""
     monkeypatch.setattr(loading, "_CHUNK_ROWS", 4)
+    monkeypatch.setattr(store, "_HELD", 2**20)
     monkeypatch.setattr(loading, "SampleBuilder", lambda *_: Big())
     monkeypatch.setattr(loading, "TextBuilder", lambda *_: Big())
     path = write_rows(*({"n": n, "text": "x"} for n in range(400)))
@@ -69,7 +70,9 @@ def test_a_data_set_takes_less_memory_than_its_tokens(write_rows, tokenizer, mon
     assert megabytes < 10
 
 
-def test_views_of_a_file_are_sequences(tmp_path):
+@pytest.mark.parametrize("held", [0, 700, 10**6], ids=["in a file", "in both", "in memory"])
+def test_views_of_a_file_are_sequences(monkeypatch, held):
+    monkeypatch.setattr(store, "_HELD", held)
     file = ExampleFile()
     first = file.keep(sample(n, 3) for n in range(5))
     second = file.keep(sample(n, 2) for n in range(5, 7))
@@ -80,6 +83,7 @@ def test_views_of_a_file_are_sequences(tmp_path):
     assert (len(first), len(second), len(second[5:])) == (5, 2, 0)
     assert not second[5:]
     assert first[-1].id == "rows:4"
+    assert (bool(file._held), file._file is not None) == (held > 0, held < 10**6)
     again = first[2]
     again.ids[:] = 9
     assert numbers(first[2:3]) == [2], "what is read belongs to the reader"
@@ -105,7 +109,6 @@ def test_the_maker_of_all_pictures_is_written_once(tmp_path):
 
 def test_a_full_disk_is_named_with_its_cure():
     file = ExampleFile()
-    file._file.close()
     file._file = Path("/dev/full").open("r+b", buffering=0)  # noqa: SIM115
     with pytest.raises(DataError, match=r"No space left on device. Set the environment's TMPDIR") as caught:
         file.keep([sample(1)])

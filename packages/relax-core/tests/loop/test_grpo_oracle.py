@@ -394,7 +394,7 @@ def test_three_steps_equal_grpo_in_plain_torch(small_run, small_model, reference
     )
     oracle = Oracle(small_model, reference_path, config)
     script = Script(oracle)
-    recorder = SimpleNamespace(phase=lambda name: nullcontext())
+    recorder = SimpleNamespace(phase=lambda name: nullcontext(), gather=lambda spans: None)
     seen = []
     with open_session(config) as session, asyncio.Runner() as runner:
         rollout = Rollout(script, script, runner)

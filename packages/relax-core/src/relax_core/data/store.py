@@ -1,4 +1,4 @@
-"""Examples in a file, read when they are asked for: what memory holds of each is where it lies.
+"""Examples in a file, read when they are asked for; of all but the first, memory holds only where they lie.
 
 N examples.
 """
@@ -9,7 +9,7 @@ import pickle
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Generic, TypeVar, overload
+from typing import IO, Any, Generic, TypeVar, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,17 +20,22 @@ from relax_core.data.problems import DataError
 
 E = TypeVar("E", bound=Example)
 
+_HELD = 16 << 20
 _BUFFER = 1 << 20
 
 
 class ExampleFile(Generic[E]):
     """A file without a name, which ends with whoever reads it; one thread writes, any may read.
 
-    It lies in the folder for temporary files: the environment's TMPDIR.
+    It lies in the folder for temporary files (the environment's TMPDIR), and is made when the examples exceed
+    what is held in memory.
     """
 
     def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile(prefix="relax-examples-", buffering=_BUFFER)  # noqa: SIM115
+        self._held: dict[int, bytes] = {}
+        self._end = 0
+        self._file: IO[bytes] | None = None
+        self._file_begins = 0
         # What made the pictures of all examples is the same, and is not written with each.
         self._maker: PictureMaker | None = None
 
@@ -47,19 +52,35 @@ class ExampleFile(Generic[E]):
             pickler = pickle.Pickler(written, pickle.HIGHEST_PROTOCOL)
             pickler.persistent_id = self._name_of  # type: ignore[method-assign]
             pickler.dump(example)
-            places.append(self._file.tell())
+            places.append(self._end)
+            lengths.append(self._write(written.getvalue()))
+        if self._file is not None:
             with _room():
-                lengths.append(self._file.write(written.getbuffer()))
-        with _room():
-            self._file.flush()
+                self._file.flush()
         return Examples(self, np.array([places, lengths], dtype=np.int64))
 
     def read(self, place: int, length: int) -> E:
         """The example that was written there; a new object each time."""
-        unpickler = pickle.Unpickler(io.BytesIO(os.pread(self._file.fileno(), length, place)))
+        written = self._held.get(place)
+        if written is None:
+            assert self._file is not None
+            written = os.pread(self._file.fileno(), length, place - self._file_begins)
+        unpickler = pickle.Unpickler(io.BytesIO(written))
         unpickler.persistent_load = self._named  # type: ignore[method-assign]
         example: E = unpickler.load()
         return example
+
+    def _write(self, example: bytes) -> int:
+        if self._file is None and self._end + len(example) <= _HELD:
+            self._held[self._end] = example
+        else:
+            with _room():
+                if self._file is None:
+                    self._file = tempfile.TemporaryFile(prefix="relax-examples-", buffering=_BUFFER)  # noqa: SIM115
+                    self._file_begins = self._end
+                self._file.write(example)
+        self._end += len(example)
+        return len(example)
 
     def _name_of(self, value: Any) -> str | None:
         if not isinstance(value, PictureMaker):
