@@ -27,6 +27,8 @@ CONTRADICTIONS = [
     (NPU, "rollout.update_folder=/w", "rollout.update_folder", "update_path disk"),
     (RL, "rollout.over_sampling=2", "rollout.over_sampling", "early_abort"),
     (NPU, "rollout.early_abort=restart", "rollout.early_abort", "over_sampling above 1"),
+    (NPU, "rollout.partial_versions=5", "rollout.partial_versions", "early_abort continue"),
+    (NPU, "rollout.urls=[http://a:1] rollout.servers=2", "rollout.servers", "urls []"),
     (RL, "reward.overlong_penalty=0.5", "reward.overlong_penalty", "overlong_tokens"),
     (NPU, "eval.pass_at=[16]", "eval.pass_at", "from 1 to 8"),
     (NPU, "eval.temperature=0", "eval.pass_at", "temperature above 0"),

@@ -1,6 +1,7 @@
 """Opens a data set: reads, tokenises and splits it, all before the first step.
 
-Rows are read and tokenised some at a time and wait in a file, so that a data set may be larger than memory.
+Rows are read and tokenised some at a time, and what exceeds some megabytes waits in a file, so that a data
+set may be larger than memory.
 """
 
 import logging

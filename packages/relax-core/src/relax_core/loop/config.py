@@ -160,11 +160,21 @@ class RolloutConfig(Section):
     def _servers_that_run_are_named_alone(self) -> Self:
         wrong = [url for url in self.urls if not re.match(r"https?://[^/]", url)]
         if wrong:
-            raise ValueError(f"urls has {', '.join(map(repr, wrong))}: give http://host:port")
+            raise SettingError(
+                "urls",
+                f"urls has {', '.join(map(repr, wrong))}: give http://host:port",
+                given=self.urls,
+                allowed="http://host:port of each server",
+                nearest=tuple(url for url in self.urls if url not in wrong),
+            )
         if self.urls and self.servers > 1:
-            raise ValueError(
+            raise SettingError(
+                "servers",
                 f"servers is {self.servers} and urls names {len(self.urls)} that run already, so none is "
-                "started: set servers to 1, or leave urls out"
+                "started: set servers to 1, or leave urls out",
+                given=self.servers,
+                allowed="1, or urls []",
+                nearest=1,
             )
         return self
 
@@ -203,9 +213,13 @@ class RolloutConfig(Section):
             )
         usual = type(self).model_fields["partial_versions"].default
         if self.early_abort != "continue" and self.partial_versions != usual:
-            raise ValueError(
+            raise SettingError(
+                "partial_versions",
                 f"partial_versions is {self.partial_versions} and early_abort {self.early_abort}: only with "
-                f"continue are there partial rollouts; set it, or partial_versions to {usual}"
+                f"continue are there partial rollouts; set it, or partial_versions to {usual}",
+                given=self.partial_versions,
+                allowed=f"{usual}, or early_abort continue",
+                nearest=usual,
             )
         return self
 
